@@ -1,0 +1,1 @@
+//! Layer format library.
