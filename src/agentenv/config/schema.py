@@ -1,0 +1,103 @@
+"""The one configuration schema: every setting with its default, unit, meaning and environment variable.
+
+`default.toml` and the reference page are generated from it (`config.reference`), and nothing else reads the environment.
+The variable of setting `section.key` is `AENV_SECTION_KEY`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NodeConfig(_Section):
+    """Where the node keeps its things."""
+
+    home: Path = Field(Path("/var/lib/agentenv"), description="Layers, snapshots, database, keys, caches.")
+    run: Path = Field(Path("/run/agentenv"), description="Sockets, pid files and mounts; gone after a reboot.")
+
+
+class ApiConfig(_Section):
+    """The listener for API and sandbox traffic."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback a key is always required.")
+    port: Port = Field(3000, description="TCP port for API and sandbox traffic.")
+    domain: str = Field(
+        "", description="Domain for `<port>-<sandboxId>.<domain>` hosts; empty means `localhost:<port>` is reported to clients."
+    )
+    max_timeout_hours: int = Field(24, ge=1, le=8760, description="Longest timeout a caller may ask for, hours.")
+
+
+class GuestConfig(_Section):
+    """What guests are made of."""
+
+    vcpu_count: int = Field(1, ge=1, le=32, description="Virtual CPUs of a template that names no other number.")
+    memory_mb: int = Field(512, ge=128, le=65536, description="Guest memory of a template that names no other size, MiB.")
+    disk_mb: int = Field(8192, ge=1024, le=1048576, description="Size of the root disk, MiB (only written blocks take space).")
+    kernel: str = Field("", description="Path of a vmlinux to boot instead of Debian's cloud kernel.")
+    kernel_suite: str = Field("bookworm-backports", description="Debian suite of the guest kernel package.")
+    rootfs_suite: str = Field("bookworm", description="Debian suite of the base template.")
+    dns_servers: tuple[str, ...] = Field(("8.8.8.8", "1.1.1.1"), description="Name servers guests are told to use.")
+    boot_deadline_s: int = Field(120, ge=5, le=3600, description="Longest first boot of a template build, seconds.")
+    restore_deadline_s: int = Field(30, ge=1, le=600, description="Longest restore up to the guest's first answer, seconds.")
+
+
+class VmmConfig(_Section):
+    """The virtual machine monitor."""
+
+    driver: Literal["qemu"] = Field("qemu", description="VMM driver.")
+    accelerator: Literal["auto", "kvm", "tcg"] = Field("auto", description="`auto`: KVM where ordinary guests run on it, else emulation.")
+    qemu: str = Field("", description="Path of a qemu-system-x86_64 to use instead of the packaged one.")
+    code_cache_mb: int = Field(64, ge=16, le=1024, description="Translation cache of an emulated VM, MiB; filled as the guest runs.")
+
+
+class NetworkConfig(_Section):
+    """Guest networks."""
+
+    pool_cidr: str = Field("10.119.0.0/16", description="Addresses of the links between host and sandbox namespaces; two each.")
+    slots_ready: int = Field(4, ge=0, le=256, description="Network slots kept ready for the next sandboxes.")
+    denied_cidrs: tuple[str, ...] = Field(
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+        ),
+        description="Ranges no guest reaches, whatever its own policy says.",
+    )
+
+
+class LimitsConfig(_Section):
+    """What the node refuses to go beyond."""
+
+    sandboxes_running: int = Field(200, ge=1, le=10000, description="Most sandboxes that run at once.")
+    memory_reserve_mb: int = Field(512, ge=0, description="Host memory that must stay available when a sandbox starts, MiB.")
+    starts_at_once: int = Field(4, ge=1, le=256, description="Restores that run at the same time; others wait their turn.")
+    disk_reserve_mb: int = Field(256, ge=0, description="Free space a pause or create must leave on the node's disk, MiB.")
+    killed_kept_s: int = Field(3600, ge=0, description="How long the row and log of a killed sandbox are kept, seconds.")
+
+
+class Config(_Section):
+    """All settings of a node."""
+
+    node: NodeConfig = NodeConfig()
+    api: ApiConfig = ApiConfig()
+    guest: GuestConfig = GuestConfig()
+    vmm: VmmConfig = VmmConfig()
+    network: NetworkConfig = NetworkConfig()
+    limits: LimitsConfig = LimitsConfig()

@@ -1,0 +1,54 @@
+"""One stack of undo steps for everything a verb acquires.
+
+Invariants: steps run last in first out, each at most once, each within its own deadline, and all of them even when
+some fail or the surrounding task is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+_log = logging.getLogger(__name__)
+STEP_DEADLINE_S = 30.0  # the slowest step is the kill of a VMM that sits in uninterruptible disk I/O
+
+
+class Cleanup:
+    """`push` after each acquisition; `run` undoes all; `keep` hands everything over to the record and undoes nothing."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+
+    def push(self, name: str, step: Callable[[], Awaitable[object]]) -> None:
+        """Add an undo step; `name` says in the log what could not be undone."""
+        self._steps.append((name, step))
+
+    def keep(self) -> None:
+        """Forget all steps: what was acquired now belongs to someone else."""
+        self._steps.clear()
+
+    async def run(self) -> list[str]:
+        """Undo everything, shielded from cancellation. Returns the names of the steps that failed (each is logged)."""
+        steps, self._steps = self._steps[::-1], []
+        if not steps:
+            return []
+        return await asyncio.shield(asyncio.ensure_future(_run_all(steps)))
+
+    async def __aenter__(self) -> Cleanup:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.run()
+
+
+async def _run_all(steps: list[tuple[str, Callable[[], Awaitable[object]]]]) -> list[str]:
+    failed = []
+    for name, step in steps:
+        try:
+            async with asyncio.timeout(STEP_DEADLINE_S):
+                await step()
+        except Exception:  # noqa: BLE001 - every step must get its turn; the failure is logged and returned
+            _log.exception("clean-up step failed: %s", name)
+            failed.append(name)
+    return failed

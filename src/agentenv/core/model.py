@@ -1,0 +1,161 @@
+"""The nouns everything speaks of: templates, snapshots, sandboxes. Plain frozen values, no I/O.
+
+A snapshot is `(vm state file, memory stack, disk stack, identity)`; template, paused sandbox and fork all point at one.
+Times are wall-clock milliseconds since the epoch, sizes say their unit in the name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentenv.core.lifecycle import State
+
+OnTimeout = Literal["kill", "pause"]
+
+
+@dataclass(frozen=True, slots=True)
+class VmIdentity:
+    """What a restored VM must find unchanged; a mismatch is refused by name before anything starts."""
+
+    driver: str
+    accelerator: str
+    cpu_model: str
+    vmm_version: str
+    kernel_sha256: str
+    initramfs_sha256: str
+    tsc_khz: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Size of a guest."""
+
+    vcpu_count: int
+    memory_mb: int
+    disk_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An immutable point to restore from. Layers are file names in the layer store, bottom first."""
+
+    snapshot_id: str
+    machine: Machine
+    identity: VmIdentity
+    memory_layers: tuple[str, ...]
+    disk_layers: tuple[str, ...]
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A named snapshot that sandboxes are created from."""
+
+    template_id: str
+    build_id: str
+    name: str
+    snapshot_id: str
+    machine: Machine
+    envd_version: str
+    created_at_ms: int
+    updated_at_ms: int
+    spawn_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningVm:
+    """The resources of one life of a VM, recorded before they are acquired so that a restart can find or undo them.
+
+    `pid` is 0 until the VMM has been started; `(pid, pid_start_ticks)` names the process for good.
+    """
+
+    run_id: str
+    slot: int
+    memory_stack: str
+    disk_stack: str
+    memory_layers: tuple[str, ...]
+    disk_layers: tuple[str, ...]
+    upper_layer: str
+    pid: int = 0
+    pid_start_ticks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """One sandbox as the store knows it."""
+
+    sandbox_id: str
+    template_id: str
+    template_name: str
+    state: State
+    machine: Machine
+    envd_version: str
+    started_at_ms: int
+    end_at_ms: int
+    timeout_s: int
+    on_timeout: OnTimeout = "kill"
+    auto_resume: bool = False
+    allow_public_traffic: bool = True
+    allow_internet_access: bool = True
+    metadata: dict[str, str] = field(default_factory=dict)
+    env_vars: dict[str, str] = field(default_factory=dict)
+    access_token: str = field(default="", repr=False)
+    traffic_token: str | None = field(default=None, repr=False)
+    snapshot_id: str | None = None  # where it is restored from: set while paused, and while a restore is under way
+    vm: RunningVm | None = None
+    reason: str = ""  # why it ended, for logs and late questions
+    updated_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """What a caller asks for when creating a sandbox. Already validated; defaults are the contract's (section 2.2)."""
+
+    template: str
+    timeout_s: int = 300
+    on_timeout: OnTimeout = "kill"
+    auto_resume: bool = False
+    allow_public_traffic: bool = True
+    allow_internet_access: bool = True
+    metadata: dict[str, str] = field(default_factory=dict)
+    env_vars: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOutcome:
+    """One child of a fork: a sandbox, or the error that this child alone met."""
+
+    sandbox: Sandbox | None = None
+    error_status: int = 0
+    error_message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFilter:
+    """Which sandboxes to list (contract section 2.3). Empty fields do not filter."""
+
+    states: frozenset[str] = frozenset({"running", "paused"})
+    metadata: dict[str, str] = field(default_factory=dict)
+    template: str | None = None
+    started_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list: `after` is the opaque position the last part ended at."""
+
+    limit: int = 100
+    after: str | None = None
+    ascending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of a sandbox's own log (its life on this node)."""
+
+    timestamp_ms: int
+    level: Literal["debug", "info", "warn", "error"]
+    logger: str
+    message: str
+    fields: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,66 @@
+"""What the API, the proxy and tests may ask of the orchestrator. The real one is `service.Orchestrator`.
+
+Every call raises classes of `agentenv.core.errors` only. All are safe to cancel: the work goes on or is undone as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Page, Sandbox, SandboxFilter, Template
+
+
+class Orchestrator(Protocol):
+    """Lifecycle of the sandboxes of one node."""
+
+    async def create(self, request: CreateRequest) -> Sandbox:
+        """Start a sandbox from a template; returns once its guest answers. NotFound: unknown template. LimitReached: node full."""
+        ...
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """NotFound when it does not exist or is being killed."""
+        ...
+
+    async def search(self, wanted: SandboxFilter, page: Page) -> tuple[list[Sandbox], str | None]:
+        """Sandboxes by start time and the position of the next page (None on the last)."""
+        ...
+
+    async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
+        """Expire `timeout_s` from now, may shorten; 0 acts now by the sandbox's policy. Conflict when not running."""
+        ...
+
+    async def refresh(self, sandbox_id: str, duration_s: int) -> None:
+        """Extend only."""
+        ...
+
+    async def pause(self, sandbox_id: str) -> None:
+        """Conflict when already paused. On failure the sandbox runs on."""
+        ...
+
+    async def connect(self, sandbox_id: str, timeout_s: int) -> tuple[Sandbox, bool]:
+        """Make it run and last at least `timeout_s` from now (never shortens). True when it had to be resumed."""
+        ...
+
+    async def resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
+        """The oldest form: Conflict when it runs already."""
+        ...
+
+    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
+        """`count` copies that go on from this instant; the source runs on (or stays paused). Each child has its own outcome."""
+        ...
+
+    async def kill(self, sandbox_id: str) -> None:
+        """End it, running or paused, and free everything. NotFound the second time."""
+        ...
+
+    async def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
+        """The sandbox's life on this node, oldest first."""
+        ...
+
+    async def templates(self) -> list[Template]:
+        """All templates, newest first."""
+        ...
+
+    async def template(self, reference: str) -> Template:
+        """By id, name or `name:tag`. NotFound, InvalidInput."""
+        ...
