@@ -1,8 +1,9 @@
-"""Blocking child programs with a deadline and bounded memory.
+"""Blocking child programs with a deadline and bounded output.
 
 Owns: starting a helper program in its own process group, ending the whole group when the deadline passes, and turning
-each way to fail into one of our errors. Invariants: nothing started here outlives the call; at most
-`MAX_OUTPUT_BYTES` of output are kept. For the long-lived programs (VMM, storage daemon) see their supervisors.
+each way to fail into one of our errors. Invariants: no process of the group outlives a call that fails or is
+interrupted; output is kept up to a limit. Long-lived programs (VMM, storage daemon) have supervisors
+of their own.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
 
 Progress = Callable[[str, int | None, int | None], None]
-"""Called as `progress(step, done, total)`. The step text names the unit ("... (bytes)", "... (percent)");
-`done` and `total` are None while they are not known."""
+"""Called as `progress(step, done, total)`: `step` is a short text that ends in the unit when there are figures,
+as in "fetch kernel (bytes)"; `done` and `total` are None while they are not known."""
 
 MAX_OUTPUT_BYTES = 64 << 20
-"""Most output kept of one command: `apt-cache` of a whole suite stays below; more is a fault."""
+"""Most output kept of one command unless told otherwise; what our tools print is far below."""
 
 ERROR_TAIL_CHARS = 1500
 """How much of a failed command's stderr goes into the error: enough for the cause, short enough for a terminal."""
+
+WATCH_INTERVAL_S = 0.2
+"""How often `watch` runs: a progress bar that moves five times a second looks alive and costs nothing."""
 
 
 def no_progress(step: str, done: int | None, total: int | None) -> None:
@@ -39,20 +44,18 @@ def run_command(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     stdin: BinaryIO | None = None,
-    on_status: Callable[[Iterator[str]], None] | None = None,
+    watch: Callable[[], None] | None = None,
+    max_output_bytes: int = MAX_OUTPUT_BYTES,
     hint: str = "",
-) -> str:
-    """Run `argv` to its end and return its standard output as text.
+) -> bytes:
+    """Run `argv` to its end and return its standard output (the caller decodes text).
 
-    `env` adds to the environment. With `on_status` the child gets one more descriptor, named by the environment
-    variable STATUS_FD and by every `{status_fd}` in `argv`; the callback reads its lines as they come.
-    Raises HostNotReady (no such program), DeadlineExceeded (its whole process group is killed first) or
-    Internal (exit status other than 0; the message has the end of stderr).
+    `env` is added to this process's environment; `watch` is called every 0.2 s while the command runs (for progress).
+    Raises HostNotReady (no such program), DeadlineExceeded (its process group is killed first) or Internal (exit status
+    other than 0; the message ends with the end of its stderr, or says that it printed too much). `hint` goes into each of them.
     """
     words = [str(word) for word in argv]
     name = Path(words[0]).name
-    status_read, status_write = os.pipe() if on_status else (-1, -1)
-    words = [word.replace("{status_fd}", str(status_write)) for word in words]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = subprocess.Popen(
@@ -62,65 +65,45 @@ def run_command(
                 stdin=stdin if stdin is not None else subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                pass_fds=(status_write,) if on_status else (),
                 start_new_session=True,
             )
         except OSError as error:
-            for descriptor in (status_read, status_write):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            raise HostNotReady(f"cannot start {name}: {error.strerror}", hint or "see `aenv doctor` for what the host lacks") from error
-        if on_status:
-            os.close(status_write)
-        with _reaped(child):
-            if on_status:
-                _follow(status_read, on_status, child, timeout_s)
-            try:
-                status = child.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                raise DeadlineExceeded(f"{name} did not finish within {timeout_s:g} s", hint) from None
+            raise HostNotReady(f"cannot start {name}: {error.strerror}", hint or "`aenv doctor` lists what the host lacks") from error
+        try:
+            status = _wait(child, name, timeout_s, watch, hint)
+        finally:
+            _end_group(child)
         if status != 0:
             raise Internal(f"{name} failed with status {status}: {_tail(err)}", hint)
+        size_bytes = out.seek(0, os.SEEK_END)
+        if size_bytes > max_output_bytes:
+            raise Internal(f"{name} printed {size_bytes} bytes, more than the {max_output_bytes} that are kept", hint)
         out.seek(0)
-        return out.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+        return out.read()
 
 
-class _reaped:
-    """Leaves no process of the child's group behind, whichever way the block ends."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self.child = child
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        if self.child.poll() is None:
-            os.killpg(self.child.pid, signal.SIGKILL)
-            self.child.wait()
+def _wait(child: subprocess.Popen[bytes], name: str, timeout_s: float, watch: Callable[[], None] | None, hint: str) -> int:
+    end = time.monotonic() + timeout_s
+    while True:
+        left_s = end - time.monotonic()
+        try:
+            return child.wait(max(0.0, min(left_s, WATCH_INTERVAL_S) if watch else left_s))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                raise DeadlineExceeded(f"{name} did not finish within {timeout_s:g} s", hint) from None
+        if watch:
+            watch()
 
 
-def _follow(descriptor: int, on_status: Callable[[Iterator[str]], None], child: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Read status lines on this thread; a timer ends the child, and with it the pipe, at the deadline."""
-    import threading
-
-    def expire() -> None:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-
-    timer = threading.Timer(timeout_s, expire)
-    timer.daemon = True
-    timer.start()
-    expired_from = timer
-    try:
-        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
-            on_status(line.rstrip("\n") for line in lines)
-    finally:
-        expired_from.cancel()
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill what is left. Only while the leader is unreaped is its group id surely ours."""
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def _tail(stream: BinaryIO) -> str:
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - 4 * ERROR_TAIL_CHARS))
+    size_bytes = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size_bytes - 4 * ERROR_TAIL_CHARS))
     text = stream.read().decode(errors="replace").strip()
-    return text[-ERROR_TAIL_CHARS:] or "no message"
+    return text[-ERROR_TAIL_CHARS:] or "it said nothing"

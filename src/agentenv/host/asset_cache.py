@@ -1,0 +1,180 @@
+"""A folder of things that are costly to make and never change once made (kernel, QEMU, root file system).
+
+    <cache>/assets/<name>/...             the files, as `build` left them
+    <cache>/assets/<name>/manifest.json   {"format": 1, "facts": {...}, "files": {"<path>": {"size_bytes", "mtime_ns", "sha256"}}}
+    <cache>/assets/.<name>.lock           held while one is made
+    <cache>/assets/.<name>.new-*          one being made; a leftover of a crash is removed by the next build
+
+Invariants: `<name>` appears by one rename, complete or not at all; the manifest names every regular file and link in it; one that does
+not match its manifest is never handed out, it is made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import DeadlineExceeded, InvalidInput, StorageFull
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+LOCK_TIMEOUT_S = 3600.0
+"""How long to wait for another process that makes the same asset: the longest build (a root file system on a slow line)."""
+LOCK_POLL_S = 0.2
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A finished asset. The cache owns `path`; users only read it."""
+
+    path: Path
+    facts: Facts
+
+
+class AssetCache:
+    """Assets below `<cache>/assets`."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache.resolve()
+        self.folder = self.cache / "assets"
+
+    def find(self, name: str, *, verify: bool = False) -> Asset | None:
+        """The asset `name` if it is there and undamaged. Compares sizes and times; with `verify` every sha256."""
+        path = self.folder / name
+        try:
+            manifest = json.loads((path / MANIFEST).read_bytes())
+            intact = manifest["format"] == FORMAT and _matches(path, manifest["files"], verify=verify)
+            return Asset(path, manifest["facts"]) if intact else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # any unreadable manifest means: make it again
+
+    def candidates(self, prefix: str) -> list[Asset]:
+        """Undamaged assets whose name starts with `prefix`, newest first."""
+        if not self.folder.is_dir():
+            return []
+        paths = [path for path in self.folder.iterdir() if path.name.startswith(prefix) and (path / MANIFEST).is_file()]
+        paths.sort(key=lambda path: (path / MANIFEST).stat().st_mtime_ns, reverse=True)
+        return [asset for asset in map(self.find, (path.name for path in paths)) if asset]
+
+    def ensure(self, name: str, build: Callable[[Path], Facts], *, verify: bool = False) -> Asset:
+        """The asset `name`, made by `build(empty folder) -> facts` when it is missing or damaged.
+
+        One process makes it, others wait. Facts must be JSON. Raises what `build` raises, leaving nothing behind.
+        """
+        if not name or name.startswith(".") or "/" in name:
+            raise InvalidInput(f"not an asset name: {name!r}")
+        if found := self.find(name, verify=verify):
+            return found
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with file_lock(self.folder / f".{name}.lock"):
+            if found := self.find(name, verify=verify):
+                return found
+            for leftover in self.folder.glob(f".{name}.new-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{name}.new-", dir=self.folder))
+            try:
+                work.chmod(0o755)
+                facts = build(work)
+                _write_manifest(work, facts)
+                final = self.folder / name
+                if final.exists():
+                    shutil.rmtree(final)
+                work.rename(final)
+                _sync(self.folder)
+            except OSError as error:
+                if error.errno == 28:
+                    raise StorageFull(f"no room below {self.folder} to make {name}", "free some space or move the cache") from error
+                raise
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+            return Asset(final, facts)
+
+
+@contextmanager
+def file_lock(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold an exclusive lock on `path` (made if missing). Freed by the kernel when this process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as held:
+        end = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise DeadlineExceeded(
+                        f"another process has held {path} for {timeout_s:g} s", "see what it is doing, then retry"
+                    ) from None
+                time.sleep(LOCK_POLL_S)
+        yield
+
+
+def sha256_file(path: Path) -> str:
+    """The sha256 of a file's content, as hex."""
+    with open(path, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def digest_of(inputs: Mapping[str, Any]) -> str:
+    """A short stable name for a set of inputs: 16 hex digits of the sha256 of their canonical JSON."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    for found in sorted(path.rglob("*")):
+        if (found.is_symlink() or found.is_file()) and found != path / MANIFEST:
+            yield found
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    if path.is_symlink():
+        return {"link": os.readlink(path)}
+    facts = path.stat()
+    return {"size_bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": sha256_file(path)}
+
+
+def _write_manifest(path: Path, facts: Facts) -> None:
+    files = {str(entry.relative_to(path)): _describe(entry) for entry in _entries(path)}
+    for entry in _entries(path):
+        if not entry.is_symlink():
+            _sync(entry)
+    with open(path / MANIFEST, "w", encoding="utf-8") as out:
+        json.dump({"format": FORMAT, "facts": dict(facts), "files": files}, out, indent=1, sort_keys=True)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _matches(path: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> bool:
+    """Whether the listed files are as recorded. A file whose time differs (a copied cache) is judged by its sha256."""
+    for name, expected in files.items():
+        entry = path / name
+        if "link" in expected:
+            if os.readlink(entry) != expected["link"]:
+                return False
+            continue
+        facts = entry.stat()
+        if facts.st_size != expected["size_bytes"]:
+            return False
+        if (verify or facts.st_mtime_ns != expected["mtime_ns"]) and sha256_file(entry) != expected["sha256"]:
+            return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
