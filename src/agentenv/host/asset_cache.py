@@ -140,7 +140,7 @@ def _entries(path: Path) -> Iterator[Path]:
 
 def _describe(path: Path) -> dict[str, Any]:
     if path.is_symlink():
-        return {"link": os.readlink(path)}
+        return {"link": str(path.readlink())}
     facts = path.stat()
     return {"size_bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": sha256_file(path)}
 
@@ -161,7 +161,7 @@ def _matches(path: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool
     for name, expected in files.items():
         entry = path / name
         if "link" in expected:
-            if os.readlink(entry) != expected["link"]:
+            if str(entry.readlink()) != expected["link"]:
                 return False
             continue
         facts = entry.stat()

@@ -228,7 +228,7 @@ class PrivateApt:
         return "\n".join(stanzas)
 
     def _write_configuration(self) -> None:
-        for part in ("lists/partial", "archives/partial", "sources.d"):
+        for part in ("lists/partial", "archives/partial", "empty/partial", "sources.d"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         (self.folder / "status").write_bytes(b"")
         (self.folder / "sources.d" / "debian.sources").write_text(self.source_stanzas(), encoding="utf-8")
@@ -295,7 +295,9 @@ class PrivateApt:
 
     def closure(self, packages: Sequence[str], suite: str = "") -> list[DebFile]:
         """What an empty system would need to fetch for `packages` (names, or name=version), preferring `suite`."""
-        listed = self._run("apt-get", "install", "--print-uris", "-qq", "-y", *self._wanted(packages, suite))
+        # apt does not list what its archive folder already holds, so it is shown one that stays empty.
+        empty = f"Dir::Cache::archives={self.folder}/empty"
+        listed = self._run("apt-get", "install", "--print-uris", "-qq", "-y", "-o", empty, *self._wanted(packages, suite))
         found = re.findall(r"^'[^']*' (\S+\.deb) (\d+) ", listed, re.MULTILINE)
         return [DebFile(name, int(size_bytes)) for name, size_bytes in found]
 
