@@ -1,0 +1,160 @@
+"""Talks to `blockd` over its Unix socket. One method per route of its API (`native/crates/blockd/src/api`).
+
+Calls are idempotent by the ids the caller chooses, so a call whose answer was lost may be repeated. Errors of blockd
+come back as classes of `core.errors`, decided by its stable `code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentenv.core import errors
+
+PROTOCOL = 1
+_DEADLINE_S = 30.0  # opening 255 layers from a cold disk takes a few seconds at most
+_COPY_DEADLINE_S = 600.0  # captures, imports and commits copy up to the size of a disk
+
+_BY_CODE: dict[str, type[errors.AgentEnvError]] = {
+    "not_found": errors.NotFound,
+    "invalid_input": errors.InvalidInput,
+    "conflict": errors.Conflict,
+    "busy": errors.Conflict,
+    "storage_full": errors.StorageFull,
+    "corrupt": errors.DataCorrupt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Upper:
+    """The two files of a writable layer."""
+
+    data: Path
+    index: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An opened stack of layers: `path` is a device or file for the VMM."""
+
+    stack_id: str
+    path: Path
+    virtual_size_bytes: int
+    open_handles: int
+    upper_data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a memory capture wrote."""
+
+    size_bytes: int
+    pages: int
+    zero_pages: int
+    stored_pages: int
+    find_us: int
+    copy_us: int
+
+
+class BlockClient:
+    """Client of one blockd. Keeps a few connections; `close` it in the end."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=32)), base_url="http://blockd"
+        )
+
+    async def info(self, deadline_s: float = 5.0) -> dict[str, Any]:
+        """Program, version, protocol and mount of the running blockd. Unavailable when it does not answer."""
+        return dict(await self._call("GET", "/v1/info", deadline_s=deadline_s))
+
+    async def open(self, stack_id: str, lowers: Sequence[Path], upper: Upper | None, virtual_size_bytes: int | None, cache: str) -> Stack:
+        """Open layers (bottom first) as one device. `cache`: `page` for shared memory, `direct` for disks."""
+        body = {
+            "lowers": [str(path) for path in lowers],
+            "upper": None if upper is None else {"data": str(upper.data), "index": str(upper.index)},
+            "virtual_size_bytes": virtual_size_bytes,
+            "cache": cache,
+        }
+        return _stack(await self._call("PUT", f"/v1/stacks/{stack_id}", body))
+
+    async def stacks(self) -> list[Stack]:
+        """Every open stack."""
+        return [_stack(item) for item in (await self._call("GET", "/v1/stacks"))["stacks"]]
+
+    async def seal(self, stack_id: str, fresh: Upper, sync: bool = False) -> int:
+        """Make the upper the newest immutable layer and go on with a fresh one, in O(index). Returns its size in bytes."""
+        body = {"upper": {"data": str(fresh.data), "index": str(fresh.index)}, "sync": sync}
+        return int((await self._call("POST", f"/v1/stacks/{stack_id}/seal", body, _COPY_DEADLINE_S))["layer"]["size_bytes"])
+
+    async def flush(self, stack_id: str) -> None:
+        """Make everything written so far durable."""
+        await self._call("POST", f"/v1/stacks/{stack_id}/flush")
+
+    async def close_stack(self, stack_id: str, force: bool = False) -> None:
+        """Close a stack; no error when it is not open. Conflict while someone has it open, unless `force`."""
+        try:
+            await self._call("DELETE", f"/v1/stacks/{stack_id}" + ("?force=true" if force else ""))
+        except errors.NotFound:
+            return
+
+    async def capture(self, pid: int, stack_id: str, output: Path, sync: bool = False) -> Capture:
+        """Write the pages of `pid`'s private mapping of `stack_id` that diverged from it into one new layer."""
+        body = {"pid": pid, "stack": stack_id, "output": str(output), "sync": sync}
+        reply = await self._call("POST", "/v1/captures", body, _COPY_DEADLINE_S)
+        return Capture(**{name: int(reply[name]) for name in Capture.__slots__})
+
+    async def import_raw(self, source: Path, output: Path) -> int:
+        """Turn a raw disk image into a sealed layer without its zero blocks. Returns the layer's size in bytes."""
+        body = {"source": str(source), "output": str(output), "virtual_size_bytes": None}
+        return int((await self._call("POST", "/v1/imports", body, _COPY_DEADLINE_S))["size_bytes"])
+
+    async def commit(self, lowers: Sequence[Path], output: Path) -> int:
+        """Flatten sealed layers into one. Returns its size in bytes."""
+        body = {"lowers": [str(path) for path in lowers], "output": str(output), "sync": False}
+        return int((await self._call("POST", "/v1/commits", body, _COPY_DEADLINE_S))["size_bytes"])
+
+    async def shutdown(self, force: bool = False) -> None:
+        """Flush everything, unmount and exit. Conflict while devices are in use, unless `force`."""
+        await self._call("POST", "/v1/shutdown", {"force": force})
+
+    async def close(self) -> None:
+        """Close the client's connections."""
+        await self._http.aclose()
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, deadline_s: float = _DEADLINE_S) -> Any:
+        try:
+            reply = await self._http.request(method, path, json=body, timeout=deadline_s)
+        except httpx.TimeoutException as error:
+            raise errors.DeadlineExceeded(f"blockd did not answer {method} {path} within {deadline_s:g} s", "see blockd.log") from error
+        except httpx.TransportError as error:
+            raise errors.Unavailable(
+                f"blockd does not answer on {self.socket}: {error}", "see blockd.log; `aenv up` starts it again"
+            ) from error
+        if reply.status_code < 300:
+            return reply.json() if reply.content else {}
+        raise _error(reply)
+
+
+def _error(reply: httpx.Response) -> errors.AgentEnvError:
+    try:
+        body = reply.json()
+        cls = _BY_CODE.get(body["code"], errors.Internal)
+        return cls(f"blockd: {body['message']}", body.get("hint", ""))
+    except (ValueError, KeyError, TypeError):
+        return errors.Internal(f"blockd answered {reply.status_code}: {reply.text[:200]}")
+
+
+def _stack(item: dict[str, Any]) -> Stack:
+    return Stack(
+        stack_id=item["id"],
+        path=Path(item["path"]),
+        virtual_size_bytes=int(item["virtual_size_bytes"]),
+        open_handles=int(item["open_handles"]),
+        upper_data_bytes=int(item["upper_data_bytes"] or 0),
+    )

@@ -1,0 +1,76 @@
+"""Where a node keeps its files: one place, so that nobody spells a path twice.
+
+`home` survives a reboot, `run` does not (sockets, mounts, pid files).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaths:
+    """The folders of one node."""
+
+    home: Path
+    run: Path
+
+    @property
+    def tag(self) -> str:
+        """Four hex digits that tell this node's namespaces and devices from those of others on the machine."""
+        return hashlib.sha256(str(self.home.absolute()).encode()).hexdigest()[:4]
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.home / "node.db"
+
+    @property
+    def api_key(self) -> Path:
+        """The file with this node's API keys, one a line, readable by the owner only."""
+        return self.home / "api-key"
+
+    @property
+    def cache(self) -> Path:
+        """Downloads and what is built from them; may be deleted while the node is down."""
+        return self.home / "cache"
+
+    @property
+    def layers(self) -> Path:
+        """The layer store."""
+        return self.home / "layers"
+
+    @property
+    def log(self) -> Path:
+        """Logs of the server and of blockd."""
+        return self.home / "log"
+
+    @property
+    def blockd_socket(self) -> Path:
+        """blockd's API."""
+        return self.run / "blockd.sock"
+
+    @property
+    def api_socket(self) -> Path:
+        """The API behind the proxy."""
+        return self.run / "api.sock"
+
+    @property
+    def server_pid(self) -> Path:
+        """`<pid> <start ticks>` of the running server."""
+        return self.run / "server.pid"
+
+    @property
+    def vms(self) -> Path:
+        """One folder per life of a VM."""
+        return self.run / "vms"
+
+    def snapshot(self, snapshot_id: str) -> Path:
+        """The folder of a snapshot; its layers are in the layer store."""
+        return self.home / "snapshots" / snapshot_id
+
+    def vm(self, sandbox_id: str, run_id: str) -> Path:
+        """The working folder of one life of a sandbox's VM."""
+        return self.vms / f"{sandbox_id}-{run_id}"

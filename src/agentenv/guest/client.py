@@ -1,0 +1,156 @@
+"""The host's own calls to a guest's envd: `/init` after every restore. Made from inside the slot's namespace, because
+envd takes host-internal calls from the gateway's address only (contract section 3.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpcore
+
+from agentenv.core.clock import Clock, rfc3339
+from agentenv.core.errors import DeadlineExceeded, Internal
+from agentenv.core.ids import new_entropy
+from agentenv.host import netns
+
+ENVD_PORT = 49983
+_MAX_READ_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class GuestIdentity:
+    """What makes a restored guest this sandbox and no other."""
+
+    sandbox_id: str
+    template_id: str
+    access_token: str = field(repr=False)
+    env_vars: dict[str, str] = field(default_factory=dict)
+    dns_servers: tuple[str, ...] = ()
+    default_user: str = "user"
+    default_workdir: str = "/home/user"
+
+
+class _Stream(httpcore.AsyncNetworkStream):
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._reader.read(min(max_bytes, _MAX_READ_BYTES))
+        except TimeoutError as error:
+            raise httpcore.ReadTimeout from error
+        except OSError as error:
+            raise httpcore.ReadError(str(error)) from error
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                self._writer.write(buffer)
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise httpcore.WriteTimeout from error
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from error
+
+    async def aclose(self) -> None:
+        self._writer.transport.abort()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        raise httpcore.UnsupportedProtocol("a guest's envd speaks plain HTTP")
+
+    def get_extra_info(self, info: str) -> Any:
+        return None
+
+
+class _NamespaceBackend(httpcore.AsyncNetworkBackend):
+    """Dials from inside one network namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        sock = netns.tcp_socket(self._namespace)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.get_running_loop().sock_connect(sock, (host, port))
+                return _Stream(*await asyncio.open_connection(sock=sock))
+        except TimeoutError as error:
+            sock.close()
+            raise httpcore.ConnectTimeout from error
+        except OSError as error:
+            sock.close()
+            raise httpcore.ConnectError(str(error)) from error
+        except BaseException:
+            sock.close()
+            raise
+
+
+class GuestClient:
+    """Calls of the host to guests."""
+
+    def __init__(self, guest_ip: str, clock: Clock) -> None:
+        self._url = f"http://{guest_ip}:{ENVD_PORT}"
+        self._clock = clock
+
+    async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float) -> str:
+        """Give a freshly restored guest its time, entropy, name, environment and token; returns envd's version.
+
+        Waits until the guest answers. A new connection is tried while the guest refuses or resets it; one that merely
+        waits is left alone, since a busy host makes the guest slow, not deaf. DeadlineExceeded, Internal.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        async with httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace), retries=0) as pool:
+            while True:
+                left = end - loop.time()
+                if left <= 0:
+                    raise DeadlineExceeded(
+                        f"the guest did not answer within {deadline_s:g} s", "see `aenv logs`; the host may be overloaded"
+                    )
+                try:
+                    reply = await pool.request(
+                        "POST",
+                        f"{self._url}/init",
+                        headers={"Content-Type": "application/json"},
+                        content=self._body(identity),
+                        extensions={"timeout": {"connect": left, "read": left, "write": left, "pool": left}},
+                    )
+                except httpcore.TimeoutException:
+                    continue
+                except (httpcore.NetworkError, httpcore.ProtocolError):
+                    await asyncio.sleep(0.01)
+                    continue
+                if reply.status != 204:
+                    raise Internal(f"the guest's envd answered /init with {reply.status}: {reply.content[:200]!r}")
+                return next((v.decode() for k, v in reply.headers if k.lower() == b"x-envd-version"), "")
+
+    def _body(self, identity: GuestIdentity) -> bytes:
+        standard = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": identity.sandbox_id, "E2B_TEMPLATE_ID": identity.template_id}
+        return json.dumps(
+            {
+                "envVars": standard | identity.env_vars,
+                "accessToken": identity.access_token,
+                "timestamp": rfc3339(self._clock.now_ms()),
+                "defaultUser": identity.default_user,
+                "defaultWorkdir": identity.default_workdir,
+                "hostname": identity.sandbox_id,
+                "entropySeed": base64.b64encode(new_entropy()).decode(),
+                "machineId": new_entropy(16).hex(),
+                "dnsServers": list(identity.dns_servers),
+            }
+        ).encode()

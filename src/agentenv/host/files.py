@@ -1,0 +1,51 @@
+"""Files that are whole or not there: atomic writes, private secrets, free space."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentenv.core.errors import Conflict, StorageFull
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` by `data` in one step that survives a crash: either the old or the new content is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as out:
+            os.fchmod(out.fileno(), mode)
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def require_free(folder: Path, needed_bytes: int, purpose: str) -> None:
+    """StorageFull unless `folder` has `needed_bytes` free."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise StorageFull(
+            f"no room for {purpose}: {needed_bytes >> 20} MiB needed, {free >> 20} MiB free in {folder}",
+            "free some space, or kill sandboxes that are no longer needed; nothing was lost",
+        )
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold an exclusive lock file for the body. Conflict at once when another process holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(f"another process is {what} ({path} is locked)", "wait for it to end, or choose another home") from error
+        yield

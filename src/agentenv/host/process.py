@@ -1,0 +1,159 @@
+"""Processes that outlive the server: start, name for good, watch, end.
+
+A process is named by `(pid, start time)`, so a recycled pid is never taken for ours. Ending one goes through a pidfd.
+Everything started here is its own session with no pipe to us: it goes on when the server is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
+from agentenv.host import netns
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process for good: its pid and when it started, in clock ticks since boot (field 22 of /proc/PID/stat)."""
+
+    pid: int
+    start_ticks: int
+
+
+def start_ticks(pid: int) -> int | None:
+    """When `pid` started, or None when it is gone or only waits to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process still runs."""
+    return start_ticks(process.pid) == process.start_ticks
+
+
+def spawn(argv: Sequence[str], log: Path, cwd: Path, namespace: str | None = None, env: Mapping[str, str] | None = None) -> ProcessId:
+    """Start a detached program with stdout and stderr appended to `log`.
+
+    `namespace` names a network namespace it runs in. The child is made by vfork (no pre-exec code), so the cost does
+    not grow with our memory. Blocks for about a millisecond: call it from a worker thread. HostNotReady: no such program.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(log.open("ab"))
+        if namespace is not None:
+            stack.enter_context(netns.entered(namespace))
+        try:
+            child = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=cwd,
+                env=None if env is None else dict(env),
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise HostNotReady(f"{argv[0]} cannot be started: no such program", "run `aenv doctor` to see what is missing") from error
+    ticks = start_ticks(child.pid)
+    child.returncode = 0  # the child outlives us by design: Popen must not warn about, or wait for, it
+    if ticks is None:
+        reap(child.pid)
+        raise Internal(f"{argv[0]} ended at once", f"see {log}")
+    return ProcessId(child.pid, ticks)
+
+
+def reap(pid: int) -> None:
+    """Collect the exit status if `pid` is a child of ours that has ended; anything else is left alone."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def open_pidfd(process: ProcessId) -> int | None:
+    """A pidfd of the process, owned by the caller, or None when it is gone."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if not is_alive(process):
+        os.close(fd)
+        reap(process.pid)
+        return None
+    return fd
+
+
+def kill(process: ProcessId, deadline_s: float = 10.0, term_first_s: float = 0.0) -> None:
+    """End the process and wait until it is gone; no error when it is gone already.
+
+    With `term_first_s` it gets SIGTERM and that long to leave by itself. Blocks. DeadlineExceeded when it survives SIGKILL.
+    """
+    fd = open_pidfd(process)
+    if fd is None:
+        return
+    try:
+        if term_first_s > 0:
+            signal.pidfd_send_signal(fd, signal.SIGTERM)
+            if _wait(fd, term_first_s):
+                return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        if not _wait(fd, deadline_s):
+            raise DeadlineExceeded(
+                f"process {process.pid} still exists {deadline_s:g} s after SIGKILL", "it hangs in the kernel; see dmesg"
+            )
+    finally:
+        os.close(fd)
+        reap(process.pid)
+
+
+def _wait(pidfd: int, seconds: float) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        if poller.poll(max(0.0, left * 1000)):
+            return True
+        if left <= 0:
+            return False
+
+
+async def wait_ended(process: ProcessId) -> None:
+    """Return when the process is gone (child of ours or not). No deadline: the caller owns and cancels this."""
+    fd = open_pidfd(process)
+    if fd is None:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+        reap(process.pid)
+
+
+def run(argv: Sequence[str], deadline_s: float, input_text: str | None = None) -> str:
+    """Run a short command to its end and return its stdout. Blocks. Internal with its stderr when it fails."""
+    try:
+        done = subprocess.run(list(argv), input=input_text, capture_output=True, text=True, timeout=deadline_s, check=False)
+    except FileNotFoundError as error:
+        raise HostNotReady(f"{argv[0]} is not installed", "run `aenv doctor` to see what is missing") from error
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineExceeded(f"`{' '.join(argv[:6])}` did not end within {deadline_s:g} s") from error
+    if done.returncode != 0:
+        raise Internal(f"`{' '.join(argv[:6])}` failed with status {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

@@ -1,0 +1,73 @@
+"""nftables rule sets, as text for one atomic `nft -f -` transaction each. Pure.
+
+In a slot's namespace: the guest may open connections outwards except to denied ranges, and nothing reaches the guest but
+answers and what the proxy opens from inside the namespace. On the host: a guest's traffic is never taken in by the
+host itself (its own services), is never forwarded to denied ranges, and leaves masqueraded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentenv.network.layout import GUEST_IP, TAP, UPLINK, Layout
+
+
+def namespace_rules(denied_cidrs: Sequence[str], internet: bool) -> str:
+    """Rules inside a slot. `internet` False lets nothing out."""
+    verdict = "accept" if internet else "drop"
+    return f"""
+flush ruleset
+table ip slot {{
+  set denied {{ type ipv4_addr; flags interval; elements = {{ {", ".join(denied_cidrs)} }} }}
+  chain input {{
+    type filter hook input priority 0; policy drop;
+    iif lo accept
+    ct state established,related accept
+  }}
+  chain forward {{
+    type filter hook forward priority 0; policy drop;
+    ct state established,related accept
+    iifname {TAP} ip saddr != {GUEST_IP} drop
+    iifname {TAP} ip daddr @denied drop
+    iifname {TAP} oifname {UPLINK} {verdict}
+  }}
+  chain postrouting {{
+    type nat hook postrouting priority 100;
+    oifname {UPLINK} masquerade
+  }}
+}}
+"""
+
+
+def host_rules(layout: Layout, denied_cidrs: Sequence[str]) -> str:
+    """Rules on the host for all slots of one node, whatever their number."""
+    veths = f'"{layout.veth_prefix}*"'
+    return f"""
+table ip {layout.table} {{}}
+delete table ip {layout.table}
+table ip {layout.table} {{
+  set denied {{ type ipv4_addr; flags interval; elements = {{ {", ".join(denied_cidrs)} }} }}
+  chain input {{
+    type filter hook input priority -10; policy accept;
+    iifname {veths} ct state established,related accept
+    iifname {veths} drop
+  }}
+  chain forward {{
+    type filter hook forward priority -10; policy accept;
+    iifname {veths} oifname {veths} drop
+    iifname {veths} ip daddr @denied drop
+    iifname {veths} accept
+    oifname {veths} ct state established,related accept
+    oifname {veths} drop
+  }}
+  chain postrouting {{
+    type nat hook postrouting priority 100;
+    ip saddr {layout.network} oifname != {veths} masquerade
+  }}
+}}
+"""
+
+
+def remove_host_rules(layout: Layout) -> str:
+    """Undo `host_rules`; no error when they are not there."""
+    return f"table ip {layout.table} {{}}\ndelete table ip {layout.table}\n"

@@ -1,0 +1,76 @@
+"""The layer store: files of immutable layers, and which of them something still needs.
+
+Invariants: a file goes only when no snapshot, no live stack and no verb under way names it; whoever makes a layer
+announces it first (`new`), so the sweep never takes a file that is about to be recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from agentenv.block.client import Upper
+from agentenv.core.ids import new_layer_id
+
+_SUFFIX = ".lsmt"
+
+
+class LayerStore:
+    """Layer files below one folder, named by layer id."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._announced: dict[str, int] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, layer_id: str) -> Path:
+        """The data file of a layer."""
+        return self._folder / f"{layer_id}{_SUFFIX}"
+
+    def paths(self, layer_ids: Iterable[str]) -> list[Path]:
+        """The data files of several layers, in order."""
+        return [self.path(layer_id) for layer_id in layer_ids]
+
+    def upper(self, layer_id: str) -> Upper:
+        """The two files of a writable layer; sealing it leaves the data file as the layer's own."""
+        return Upper(self.path(layer_id), self._folder / f"{layer_id}.index")
+
+    @staticmethod
+    def id_of(path: Path) -> str:
+        """The layer id of a file of this store."""
+        return path.name.removesuffix(_SUFFIX)
+
+    @contextlib.contextmanager
+    def announced(self, *layer_ids: str) -> Iterator[None]:
+        """Keep the sweep off these layers for the length of the body."""
+        for layer_id in layer_ids:
+            self._announced[layer_id] = self._announced.get(layer_id, 0) + 1
+        try:
+            yield
+        finally:
+            for layer_id in layer_ids:
+                self._announced[layer_id] -= 1
+                if not self._announced[layer_id]:
+                    del self._announced[layer_id]
+
+    @staticmethod
+    def new_id() -> str:
+        """An id for a layer about to be made; `announced` it while it is not recorded."""
+        return new_layer_id()
+
+    def sweep(self, referenced: set[str]) -> int:
+        """Delete every file whose layer is neither referenced nor announced; returns the bytes freed."""
+        freed = 0
+        for path in list(self._folder.iterdir()):
+            layer_id = path.name.split(".", 1)[0]
+            if layer_id in referenced or layer_id in self._announced:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                freed += path.stat().st_blocks * 512
+                path.unlink()
+        return freed
+
+    def used_bytes(self) -> int:
+        """What the store takes on disk."""
+        return sum(path.stat().st_blocks * 512 for path in self._folder.iterdir())

@@ -1,0 +1,203 @@
+"""The node's memory across restarts: one SQLite file, written by one thread, mirrored in memory for reads.
+
+Invariants: a state changes only through `transition`, which compares and swaps and knows the lifecycle table; what is
+read from the mirror has been committed. WAL with `synchronous=NORMAL`: a commit survives any death of the process; the
+last ones may be lost when the machine dies, and then the file is still consistent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from agentenv.core.clock import Clock
+from agentenv.core.errors import Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
+from agentenv.core.lifecycle import State, is_allowed
+from agentenv.core.model import LogEntry, Sandbox, Snapshot, Template
+from agentenv.store.schema import CREATE, VERSION
+
+T = TypeVar("T")
+_SANDBOX = TypeAdapter(Sandbox)
+_SNAPSHOT = TypeAdapter(Snapshot)
+_TEMPLATE = TypeAdapter(Template)
+_LOG_ENTRY = TypeAdapter(LogEntry)
+_EVENTS_PER_SANDBOX = 2000  # a sandbox's life is tens of events; the bound stops one that is paused in a loop for days
+
+
+class Store:
+    """`open` it once per node; every method is safe to call from any task of that loop."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._worker = ThreadPoolExecutor(1, "store")
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+        self._templates: dict[str, Template] = {}
+
+    async def open(self) -> None:
+        """Create or open the file and load it. DataCorrupt or HostNotReady name the file and what to do."""
+        await self._run(self._open)
+
+    async def close(self) -> None:
+        """Finish pending writes and close."""
+        await self._run(lambda: self._db.close())
+        self._worker.shutdown()
+
+    # --- sandboxes -------------------------------------------------------------------------------------------------
+
+    def sandbox(self, sandbox_id: str) -> Sandbox | None:
+        """A sandbox in any state, or None."""
+        return self._sandboxes.get(sandbox_id)
+
+    def sandboxes(self) -> list[Sandbox]:
+        """All sandboxes in any state."""
+        return list(self._sandboxes.values())
+
+    async def add_sandbox(self, sandbox: Sandbox) -> None:
+        """Record a new sandbox. Conflict when the id exists."""
+        if sandbox.sandbox_id in self._sandboxes:
+            raise Conflict(f"sandbox {sandbox.sandbox_id} exists already")
+        await self._write_sandbox(replace(sandbox, updated_at_ms=self._clock.now_ms()))
+
+    async def transition(self, sandbox_id: str, expected: State, new: State, **changes: Any) -> Sandbox:
+        """Move a sandbox from `expected` to `new` and apply `changes` in the same commit. Conflict when it is not in `expected`."""
+        if not is_allowed(expected, new):
+            raise Internal(f"{expected} -> {new} is not in the lifecycle table")
+        current = self._sandboxes.get(sandbox_id)
+        if current is None:
+            raise NotFound(f"sandbox {sandbox_id} does not exist")
+        if current.state is not expected:
+            raise Conflict(f"sandbox {sandbox_id} is {current.state}, not {expected}")
+        return await self._write_sandbox(replace(current, state=new, updated_at_ms=self._clock.now_ms(), **changes))
+
+    async def change(self, sandbox_id: str, **changes: Any) -> Sandbox:
+        """Change other fields than the state."""
+        current = self._sandboxes.get(sandbox_id)
+        if current is None:
+            raise NotFound(f"sandbox {sandbox_id} does not exist")
+        if "state" in changes:
+            raise Internal("a state changes only through `transition`")
+        return await self._write_sandbox(replace(current, updated_at_ms=self._clock.now_ms(), **changes))
+
+    async def forget_sandbox(self, sandbox_id: str) -> None:
+        """Drop the row and the log of a killed sandbox."""
+        self._sandboxes.pop(sandbox_id, None)
+        await self._execute(
+            ("DELETE FROM sandboxes WHERE sandbox_id = ?", (sandbox_id,)), ("DELETE FROM events WHERE sandbox_id = ?", (sandbox_id,))
+        )
+
+    async def _write_sandbox(self, sandbox: Sandbox) -> Sandbox:
+        # The mirror changes first, so that no other task can act on the old state while the commit is under way.
+        before = self._sandboxes.get(sandbox.sandbox_id)
+        self._sandboxes[sandbox.sandbox_id] = sandbox
+        row = (sandbox.sandbox_id, sandbox.state.value, sandbox.updated_at_ms, json.dumps(asdict(sandbox)))
+        try:
+            await self._execute(("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", row))
+        except Exception:
+            if before is None:
+                self._sandboxes.pop(sandbox.sandbox_id, None)
+            elif self._sandboxes.get(sandbox.sandbox_id) is sandbox:
+                self._sandboxes[sandbox.sandbox_id] = before
+            raise
+        return sandbox
+
+    # --- snapshots and templates -----------------------------------------------------------------------------------
+
+    def snapshot(self, snapshot_id: str) -> Snapshot:
+        """A snapshot by id. NotFound."""
+        if snapshot_id not in self._snapshots:
+            raise NotFound(f"snapshot {snapshot_id} does not exist")
+        return self._snapshots[snapshot_id]
+
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots."""
+        return list(self._snapshots.values())
+
+    async def add_snapshot(self, snapshot: Snapshot) -> None:
+        """Record a finished snapshot."""
+        await self._execute(("INSERT INTO snapshots VALUES (?, ?)", (snapshot.snapshot_id, json.dumps(asdict(snapshot)))))
+        self._snapshots[snapshot.snapshot_id] = snapshot
+
+    async def remove_snapshot(self, snapshot_id: str) -> None:
+        """Forget a snapshot; its files are the garbage collector's. No error when it is gone."""
+        await self._execute(("DELETE FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)))
+        self._snapshots.pop(snapshot_id, None)
+
+    def template(self, template_id: str) -> Template | None:
+        """A template by id or name, or None."""
+        return self._templates.get(template_id) or next((t for t in self._templates.values() if t.name == template_id), None)
+
+    def templates(self) -> list[Template]:
+        """All templates, newest first."""
+        return sorted(self._templates.values(), key=lambda t: t.created_at_ms, reverse=True)
+
+    async def put_template(self, template: Template) -> None:
+        """Add or replace a template."""
+        row = (template.template_id, template.name, json.dumps(asdict(template)))
+        await self._execute(("INSERT OR REPLACE INTO templates VALUES (?, ?, ?)", row))
+        self._templates = {k: t for k, t in self._templates.items() if t.name != template.name} | {template.template_id: template}
+
+    # --- the log of each sandbox -----------------------------------------------------------------------------------
+
+    async def add_event(self, sandbox_id: str, entry: LogEntry) -> None:
+        """Append to a sandbox's log; the oldest entries beyond a bound go."""
+        prune = "DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE sandbox_id = ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)"
+        await self._execute(
+            ("INSERT INTO events VALUES (?, ?, ?)", (sandbox_id, entry.timestamp_ms, json.dumps(asdict(entry)))),
+            (prune, (sandbox_id, _EVENTS_PER_SANDBOX)),
+        )
+
+    async def events(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
+        """A sandbox's log from `start_ms` on, oldest first."""
+        query = "SELECT body FROM events WHERE sandbox_id = ? AND timestamp_ms >= ? ORDER BY rowid LIMIT ?"
+        rows = await self._run(lambda: self._db.execute(query, (sandbox_id, start_ms, limit)).fetchall())
+        return [_LOG_ENTRY.validate_json(row[0]) for row in rows]
+
+    # --- the one thread that touches the file ----------------------------------------------------------------------
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    async def _execute(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        def work() -> None:
+            try:
+                with self._db:
+                    for sql, values in statements:
+                        self._db.execute(sql, values)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                    raise StorageFull(f"no room for the node's database {self._path}", "free some space; nothing was lost") from error
+                raise Internal(f"the node's database refused a write: {error}") from error
+
+        # Shielded: a cancelled caller must not leave mirror and file apart.
+        await asyncio.shield(self._run(work))
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(self._path, isolation_level="DEFERRED", check_same_thread=True, timeout=5)
+            self._path.chmod(0o600)  # it holds the sandboxes' tokens
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                self._db.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {VERSION}; COMMIT;")
+            elif found != VERSION:
+                raise HostNotReady(f"{self._path} has schema {found}, this server knows {VERSION}", "use the version that wrote it")
+            load = self._db.execute
+            self._sandboxes = {s.sandbox_id: s for (b,) in load("SELECT body FROM sandboxes") for s in [_SANDBOX.validate_json(b)]}
+            self._snapshots = {s.snapshot_id: s for (b,) in load("SELECT body FROM snapshots") for s in [_SNAPSHOT.validate_json(b)]}
+            self._templates = {t.template_id: t for (b,) in load("SELECT body FROM templates") for t in [_TEMPLATE.validate_json(b)]}
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise DataCorrupt(
+                f"the node's database {self._path} cannot be read: {error}", "restore it from a copy, or move it away"
+            ) from error

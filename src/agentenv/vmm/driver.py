@@ -1,0 +1,91 @@
+"""What every VMM driver offers. QEMU is the portable one.
+
+A VM starts by `restore`; `boot` exists for template builds only. Both return as soon as the VMM process is recorded and
+the guest is on its way: whether the guest works is seen from its first answer, and from `Vm.ended` when the VMM dies.
+A VM is a process that outlives the server; `adopt` takes one over after a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentenv.core.model import Machine, VmIdentity
+from agentenv.host.process import ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class VmSpec:
+    """Everything a VMM needs. Paths are absolute; `work` is this VM's own folder and belongs to its VMM."""
+
+    name: str
+    work: Path
+    machine: Machine
+    memory: Path
+    disk: Path
+    namespace: str
+    tap: str
+    guest_mac: str
+
+
+@dataclass(frozen=True, slots=True)
+class BootSpec:
+    """What a cold boot needs beyond `VmSpec`."""
+
+    kernel: Path
+    initramfs: Path
+    cmdline: str
+
+
+class Vm(Protocol):
+    """One running VM."""
+
+    @property
+    def process(self) -> ProcessId:
+        """Its VMM's process."""
+        ...
+
+    async def pause(self) -> None:
+        """Stop the virtual CPUs and drain device I/O."""
+        ...
+
+    async def resume(self) -> None:
+        """Let the virtual CPUs run."""
+        ...
+
+    async def save_state(self, path: Path) -> None:
+        """Write device and CPU state (not memory) of the paused VM to a new file. StorageFull leaves no file."""
+        ...
+
+    async def kill(self) -> None:
+        """End the VMM at once and wait until its process is gone. Idempotent."""
+        ...
+
+    async def ended(self) -> str:
+        """Return, with a reason, when the VMM's process is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the VM without touching it (the server stops, the VM goes on)."""
+        ...
+
+
+class Vmm(Protocol):
+    """A driver."""
+
+    def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
+        """What snapshots made here depend on."""
+        ...
+
+    async def boot(self, spec: VmSpec, boot: BootSpec) -> Vm:
+        """Start from the kernel. HostNotReady, Internal (with the VMM's last words)."""
+        ...
+
+    async def restore(self, spec: VmSpec, state: Path) -> Vm:
+        """Start from a saved state over a private mapping of `spec.memory`; the guest runs on at once."""
+        ...
+
+    async def adopt(self, spec: VmSpec, process: ProcessId) -> Vm:
+        """Take over a VM started by a former server. NotFound when its process is gone."""
+        ...

@@ -1,0 +1,182 @@
+"""The portable driver: QEMU's `microvm` machine, on KVM where ordinary guests run on it, else by emulation.
+
+Guest memory is a private mapping of `spec.memory`, whose file is never written. Device state is saved alone
+(`xen-save-devices-state`) and loaded by `-incoming file:`, after which QEMU runs the guest by itself.
+Machine options that look odd each avoid a trap: the TSC is not calibrated but told (`tsc_early_khz`, nothing can
+calibrate it under emulation), there is no PIT and no PIC, and `acpi=on` is how Debian's kernel finds virtio-mmio devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.core.errors import Internal, NotFound, StorageFull
+from agentenv.core.model import VmIdentity
+from agentenv.host import process
+from agentenv.host.process import ProcessId
+from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.vmm.qmp import Qmp, QmpError
+
+_MONITOR_DEADLINE_S = 10.0
+_STATE_ROOM_BYTES = 4 << 20  # a device state is about 5 kB; below this much free space a failed save means a full disk
+_CONSOLE_RING_BYTES = 64 << 10
+
+#: Emulated CPU. `max` less the widest vectors: fewer of them saved, translated and probed makes restores faster.
+_TCG_CPU = "max,-avx,-avx2,-avx512f,-la57"
+
+
+@dataclass(frozen=True, slots=True)
+class QemuSettings:
+    """How this node runs QEMU: the command that starts it, its version, accelerator and the host's TSC rate."""
+
+    argv: tuple[str, ...]
+    version: str
+    accelerator: str
+    tsc_khz: int
+    code_cache_mb: int
+
+
+class QemuVm:
+    """One QEMU process."""
+
+    def __init__(self, pid: ProcessId, spec: VmSpec) -> None:
+        self.process = pid
+        self._spec = spec
+        self._qmp: Qmp | None = None
+        self._connecting = asyncio.Lock()
+
+    async def wait_started(self) -> None:
+        """Return when QEMU's main loop runs: its tap is attached and its state is loaded or being loaded."""
+        ended = asyncio.ensure_future(self.ended())
+        connect = asyncio.ensure_future(self._monitor())
+        try:
+            await asyncio.wait({ended, connect}, return_when=asyncio.FIRST_COMPLETED)
+            if not connect.done():
+                raise Internal(f"the VM did not start: {ended.result()}", f"see {self._spec.work / 'vmm.log'}")
+            await connect
+        finally:
+            for task in (ended, connect):
+                task.cancel()
+
+    async def _monitor(self) -> Qmp:
+        async with self._connecting:
+            if self._qmp is None or self._qmp.closed:
+                self._qmp = await Qmp.connect(self._spec.work / "qmp.sock", _MONITOR_DEADLINE_S)
+            return self._qmp
+
+    async def _call(self, command: str, **arguments: object) -> object:
+        return await (await self._monitor()).call(command, _MONITOR_DEADLINE_S, arguments)
+
+    async def pause(self) -> None:
+        """Stop the virtual CPUs and drain device I/O."""
+        await self._call("stop")
+
+    async def resume(self) -> None:
+        """Let the virtual CPUs run."""
+        await self._call("cont")
+
+    async def save_state(self, path: Path) -> None:
+        """Write device and CPU state of the paused VM to `path`."""
+        try:
+            await self._call("xen-save-devices-state", filename=str(path), live=False)
+            if path.stat().st_size == 0:
+                raise QmpError("QEMU wrote an empty state file")
+        except (QmpError, OSError) as error:
+            path.unlink(missing_ok=True)
+            if shutil.disk_usage(path.parent).free < _STATE_ROOM_BYTES:
+                raise StorageFull("no room for the VM's state", "free some space on the node's disk; the sandbox runs on") from error
+            raise Internal(f"the VM's state could not be saved: {error}") from error
+
+    async def kill(self) -> None:
+        """End the process and wait until it is gone."""
+        await self.close()
+        await asyncio.to_thread(process.kill, self.process)
+
+    async def ended(self) -> str:
+        """Return, with a reason, when the process is gone."""
+        await process.wait_ended(self.process)
+        return _last_words(self._spec.work) or "the guest powered off or its VMM was killed"
+
+    async def close(self) -> None:
+        """Close the monitor connection; the VM goes on."""
+        if self._qmp is not None:
+            await self._qmp.close()
+            self._qmp = None
+
+
+class QemuDriver:
+    """Starts QEMU processes."""
+
+    def __init__(self, settings: QemuSettings) -> None:
+        self._settings = settings
+
+    def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
+        """What snapshots made here depend on."""
+        s = self._settings
+        return VmIdentity("qemu", s.accelerator, self._cpu(), s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
+
+    async def boot(self, spec: VmSpec, boot: BootSpec) -> QemuVm:
+        """Start from the kernel; the guest's console is kept in `work`/console.log."""
+        cmdline = f"console=ttyS0 reboot=t panic=-1 quiet mitigations=off tsc_early_khz={self._settings.tsc_khz} {boot.cmdline}"
+        start = ["-kernel", str(boot.kernel), "-initrd", str(boot.initramfs), "-append", cmdline]
+        return await self._start(spec, f"file,path={spec.work / 'console.log'}", start)
+
+    async def restore(self, spec: VmSpec, state: Path) -> QemuVm:
+        """Load `state` and run; the console is a ring in QEMU's memory, since a guest could fill a disk with it."""
+        if not state.is_file():
+            raise NotFound(f"the VM state {state} does not exist", "the snapshot is damaged; delete it")
+        return await self._start(spec, f"ringbuf,size={_CONSOLE_RING_BYTES}", ["-incoming", f"file:{state}"])
+
+    async def adopt(self, spec: VmSpec, process_id: ProcessId) -> QemuVm:
+        """Take over a VM started by a former server."""
+        if not process.is_alive(process_id):
+            raise NotFound(f"the VMM of {spec.name} (pid {process_id.pid}) is gone")
+        return QemuVm(process_id, spec)
+
+    async def _start(self, spec: VmSpec, console: str, extra: list[str]) -> QemuVm:
+        spec.work.mkdir(parents=True, exist_ok=True)
+        argv = [*self._settings.argv, *self._arguments(spec, console), *extra]
+        log = spec.work / "vmm.log"
+        pid = await asyncio.to_thread(process.spawn, argv, log, spec.work, spec.namespace, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        vm = QemuVm(pid, spec)
+        try:
+            await vm.wait_started()
+        except BaseException:
+            await asyncio.shield(vm.kill())
+            raise
+        return vm
+
+    def _cpu(self) -> str:
+        return "host" if self._settings.accelerator == "kvm" else _TCG_CPU
+
+    def _arguments(self, spec: VmSpec, console: str) -> list[str]:
+        s = self._settings
+        accelerator = "kvm" if s.accelerator == "kvm" else f"tcg,thread=multi,tb-size={s.code_cache_mb}"
+        size = f"{spec.machine.memory_mb}M"
+        machine = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
+        memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
+        drive = f"id=root,file={spec.disk},format=raw,if=none,cache=writeback,aio=threads,discard=unmap,file.locking=off"
+        network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
+        return [
+            *("-name", f"{spec.name},process=aenv-vm"),
+            *("-accel", accelerator, "-cpu", self._cpu(), "-smp", str(spec.machine.vcpu_count), "-m", size, "-M", machine),
+            *("-object", memory),
+            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-chardev", f"{console.split(',')[0]},id=console,{console.split(',', 1)[1]}", "-serial", "chardev:console"),
+            *("-drive", drive, "-device", "virtio-blk-device,drive=root"),
+            *("-netdev", network, "-device", f"virtio-net-device,netdev=net,mac={spec.guest_mac}"),
+            *("-device", "virtio-rng-device"),
+            *("-global", "migration.send-configuration=off"),
+            *("-qmp", f"unix:{spec.work / 'qmp.sock'},server=on,wait=off"),
+        ]
+
+
+def _last_words(work: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = (work / "vmm.log").read_text(errors="replace").strip().splitlines()
+        return f"its VMM ended: {lines[-1]}" if lines else ""
+    return ""

@@ -1,0 +1,85 @@
+"""A small client of QEMU's machine protocol (QMP): JSON lines over a Unix socket.
+
+QEMU accepts one monitor connection at a time and takes the next when it closes, so a new server can always connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import DeadlineExceeded, Internal, Unavailable
+
+_RETRY_S = 0.002
+_MAX_LINE_BYTES = 4 << 20  # the largest replies (query-qmp-schema, which we do not use) stay below
+
+
+class QmpError(Internal):
+    """QEMU refused a command."""
+
+
+class Qmp:
+    """One monitor connection. Commands are answered in order; events are skipped."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._lock = asyncio.Lock()
+        self._ids = itertools.count(1)
+
+    @classmethod
+    async def connect(cls, socket: Path, deadline_s: float) -> Qmp:
+        """Connect, waiting for QEMU to listen. Unavailable when it does not within the deadline."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    try:
+                        reader, writer = await asyncio.open_unix_connection(str(socket), limit=_MAX_LINE_BYTES)
+                        break
+                    except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                        await asyncio.sleep(_RETRY_S)
+                await reader.readline()  # the greeting
+        except TimeoutError as error:
+            raise Unavailable(f"no monitor answers on {socket} within {deadline_s:g} s") from error
+        qmp = cls(reader, writer)
+        await qmp.call("qmp_capabilities", deadline_s)
+        return qmp
+
+    async def call(self, command: str, deadline_s: float = 10.0, arguments: dict[str, Any] | None = None) -> Any:
+        """Run a command and return its result. QmpError when QEMU refuses, Unavailable when it is gone."""
+        number = next(self._ids)
+        request = {"execute": command, "arguments": arguments or {}, "id": number}
+        async with self._lock:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    self._writer.write(json.dumps(request).encode() + b"\n")
+                    await self._writer.drain()
+                    return await self._answer(command, number)
+            except TimeoutError as error:
+                self._writer.transport.abort()  # a late answer would be taken for the next command's
+                raise DeadlineExceeded(f"QEMU did not answer {command} within {deadline_s:g} s") from error
+            except ConnectionError as error:
+                raise Unavailable(f"QEMU is gone while asked for {command}: {error}") from error
+
+    async def _answer(self, command: str, number: int) -> Any:
+        while True:
+            line = await self._reader.readline()
+            if not line:
+                raise ConnectionResetError("it closed its monitor")
+            reply = json.loads(line)
+            if reply.get("id") != number:
+                continue
+            if "error" in reply:
+                raise QmpError(f"QEMU refused {command}: {reply['error'].get('desc', '')}")
+            return reply["return"]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is known to be gone."""
+        return self._writer.is_closing() or self._reader.at_eof()
+
+    async def close(self) -> None:
+        """Close the connection; QEMU goes on."""
+        self._writer.close()
