@@ -1,0 +1,44 @@
+"""The HTTP API of a node: joins routes, errors and middleware into one ASGI app. The wire contract is E2B's.
+
+Every route but `/health` asks for a key first; every error has the contract's shape; nothing here keeps state but the
+idempotency cache. The app neither listens nor logs anywhere by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+
+from agentenv.api import errors
+from agentenv.api.auth import KeyRing, require_key
+from agentenv.api.context import ApiContext
+from agentenv.api.idempotency import IdempotencyCache
+from agentenv.api.middleware import RawPath, RequestLog
+from agentenv.api.routes import health, lifecycle, logs, sandboxes, templates, unbuilt
+from agentenv.api.settings import ApiSettings
+from agentenv.core.clock import Clock, SystemClock
+from agentenv.orchestrator.protocol import Orchestrator
+
+
+def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings, clock: Clock | None = None) -> FastAPI:
+    """The API of `orchestrator` for holders of `keys`. `clock` decides only how long idempotency keys live."""
+    creations = IdempotencyCache(clock or SystemClock())
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await creations.aclose()
+
+    # The generated pages are off: their request models would not say what `request_parts` really accepts.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
+    app.state.context = ApiContext(orchestrator, keys, settings, creations)
+    app.include_router(health.router)
+    # `unbuilt` comes first: its literal paths would otherwise be taken for ids by the others.
+    for module in (unbuilt, sandboxes, lifecycle, logs, templates):
+        app.include_router(module.router, dependencies=[Depends(require_key)])
+    errors.install(app)
+    app.add_middleware(RawPath)
+    app.add_middleware(RequestLog)
+    return app

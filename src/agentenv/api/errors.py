@@ -1,0 +1,91 @@
+"""Every failure as the one error body of the contract (section 2.1): `{"code": status, "message": text, "error_code": slug}`.
+
+Deliberate errors carry their status themselves, so a new class of `core.errors` needs no change here. Clients repeat
+429/502/503/504 unless told not to, therefore every reply says whether a repeat helps: `Should-Retry: false`, or `Retry-After`.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agentenv.core.errors import AgentEnvError, InvalidInput, all_errors
+
+RETRY_AFTER_S = 1  # starts and restores take well under a second, so a second later room is likely
+_WAIT_STATUSES = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+_MESSAGE_LIMIT = 4096  # characters; a message quotes what the caller sent, which may be megabytes
+_SLUGS = {413: "body_too_large", 408: "body_too_slow", 422: "idempotency_key_reused"}
+
+
+def error_table() -> dict[str, int]:
+    """Every stable `error_code` of the product's own errors and its HTTP status."""
+    return {cls.code: cls.status for cls in all_errors()}
+
+
+def error_body(status: int, message: str, error_code: str) -> dict[str, object]:
+    """The body of every reply of 400 and above; `code` always equals the HTTP status."""
+    return {"code": status, "message": message[:_MESSAGE_LIMIT], "error_code": error_code}
+
+
+def error_response(
+    status: int, message: str, error_code: str, *, retryable: bool = False, headers: dict[str, str] | None = None
+) -> Response:
+    """A complete error reply. ASCII JSON, since a message may quote text that UTF-8 cannot carry."""
+    retry = {"Should-Retry": "false"}
+    if retryable:
+        retry = {"Retry-After": str(RETRY_AFTER_S)} if status in _WAIT_STATUSES else {}
+    content = json.dumps(error_body(status, message, error_code)).encode()
+    return Response(content, status, headers={**retry, **(headers or {})}, media_type="application/json")
+
+
+def full_message(error: AgentEnvError) -> str:
+    """Cause and next step, each on its own line."""
+    return f"{error.message}\n{error.hint}" if error.hint else error.message
+
+
+def from_validation(errors: ValidationError | RequestValidationError) -> InvalidInput:
+    """The first thing that is wrong with a request, by the name the caller used for it."""
+    first = errors.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    return InvalidInput(f"{where}: {reason}" if where else reason)
+
+
+def install(app: FastAPI) -> None:
+    """Let `app` answer every raised error in the contract's shape; what nobody expects is answered by `middleware.RequestLog`."""
+    app.add_exception_handler(AgentEnvError, _on_deliberate)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+
+
+async def _on_deliberate(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, AgentEnvError):
+        raise error
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == HTTPStatus.UNAUTHORIZED else None
+    return error_response(error.status, full_message(error), error.code, retryable=error.retryable, headers=headers)
+
+
+async def _on_validation(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    return await _on_deliberate(request, from_validation(error))
+
+
+async def _on_http(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    status = error.status_code
+    message = str(error.detail)
+    if status == HTTPStatus.NOT_FOUND:
+        message = f"no route {request.method} {request.scope['path'][:200]}"
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"method {request.method} is not allowed on {request.scope['path'][:200]}"
+    slug = _SLUGS.get(status) or HTTPStatus(status).phrase.lower().replace(" ", "_")
+    return error_response(status, message, slug, headers=dict(error.headers or {}))

@@ -1,0 +1,112 @@
+"""Reading ids and bodies out of requests: the only place that meets raw bytes of callers.
+
+Path ids arrive percent-encoded (see `middleware.RawPath`) and are decoded here, after routing, so an id may hold any byte
+without reaching another route. Bodies are JSON whatever their content type says, may be chunked, and are read only up to the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Never, TypeVar
+from urllib.parse import unquote
+
+from fastapi import Depends, Path
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from agentenv.api.context import Context
+from agentenv.api.errors import from_validation
+from agentenv.core.errors import InvalidInput, NotFound
+from agentenv.core.ids import SANDBOX_ID
+
+BODY_DEADLINE_S = 60.0  # a caller that sends a body slower than this keeps a connection for nothing
+_QUOTED_LIMIT = 80  # characters of an id that an error repeats
+_TEMPLATE_REFERENCE = re.compile(r"([a-z0-9-_]+/)?[a-z0-9-_]{1,128}(:[a-z0-9-_.]{1,128})?")
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+def sandbox_not_found(sandbox_id: str) -> NotFound:
+    """The contract's words for a sandbox that is not there (section 2.1)."""
+    return NotFound(f"Sandbox \"{sandbox_id[:_QUOTED_LIMIT]}\" doesn't exist or you don't have access to it")
+
+
+def _sandbox_id(sandbox_id: Annotated[str, Path()]) -> str:
+    given = unquote(sandbox_id)
+    bare = given.partition("-")[0]  # `<id>-<clientID>` is the form of old clients
+    if not SANDBOX_ID.fullmatch(bare):
+        raise sandbox_not_found(given)
+    return bare
+
+
+SandboxId = Annotated[str, Depends(_sandbox_id)]
+
+
+def template_in_path(segment: str) -> str:
+    """A template reference out of a path. NotFound when it cannot be one, since nothing has such a name."""
+    reference = unquote(segment).strip().lower()
+    if not _TEMPLATE_REFERENCE.fullmatch(reference):
+        raise NotFound(f"template '{reference[:_QUOTED_LIMIT]}' not found")
+    return reference
+
+
+def template_in_body(reference: str) -> str:
+    """A template reference out of a body, trimmed and in lower case. InvalidInput when it cannot be one (contract section 2.1)."""
+    tidy = reference.strip().lower()
+    if not _TEMPLATE_REFERENCE.fullmatch(tidy):
+        raise InvalidInput(
+            f"templateID: {reference[:_QUOTED_LIMIT]!r} is not a template id, name or name:tag", "names are made of a-z, 0-9, - and _"
+        )
+    return tidy
+
+
+def json_body(model: type[BodyT]) -> Callable[[Request, Context], Awaitable[BodyT]]:
+    """A dependency that reads the request's body as `model`. No body counts as `{}`, which `model` may still refuse."""
+
+    async def parse(request: Request, context: Context) -> BodyT:
+        raw = await _read(request, context.settings.body_limit_bytes)
+        values = _parse_json(raw)
+        try:
+            return model.model_validate(values)
+        except ValidationError as error:
+            raise from_validation(error) from error
+
+    return parse
+
+
+def _parse_json(raw: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(raw, parse_constant=_refuse_constant) if raw.strip() else {}
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidInput(f"the body is not valid JSON: {reason}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InvalidInput("the body must be a JSON object")
+    return values
+
+
+def _refuse_constant(name: str) -> Never:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+async def _read(request: Request, limit_bytes: int) -> bytes:
+    too_large = HTTPException(413, f"the body is larger than {limit_bytes} bytes", {"Connection": "close"})
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        raise too_large
+    received = bytearray()
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            async for chunk in request.stream():
+                received += chunk
+                if len(received) > limit_bytes:
+                    raise too_large
+    except TimeoutError as error:
+        raise HTTPException(408, f"the body did not arrive within {BODY_DEADLINE_S:.0f} seconds", {"Connection": "close"}) from error
+    return bytes(received)

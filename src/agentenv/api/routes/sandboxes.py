@@ -1,0 +1,157 @@
+"""Creating, reading and listing sandboxes (contract sections 2.2 and 2.3), both generations of paths."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query
+from starlette.responses import Response
+
+from agentenv.api.auth import Caller, require_key
+from agentenv.api.context import ApiContext, Context
+from agentenv.api.idempotency import Reply
+from agentenv.api.metadata_query import parse_metadata_filter
+from agentenv.api.models import CreateBody, CreateBodyV1, to_create_request
+from agentenv.api.pagination import MAX_LIMIT, NEXT_TOKEN_HEADER, TOTAL_RUNNING_HEADER, Limit, NextToken, Order, encode_token, page_of
+from agentenv.api.request_parts import SandboxId, json_body, sandbox_not_found, template_in_body
+from agentenv.api.timestamps import parse_rfc3339_us
+from agentenv.api.views import (
+    ListedSandboxView,
+    PausedSandboxDetailView,
+    SandboxDetailView,
+    listed_sandbox_view,
+    sandbox_detail_view,
+    sandbox_view,
+)
+from agentenv.core.errors import InvalidInput
+from agentenv.core.lifecycle import VISIBLE
+from agentenv.core.model import CreateRequest, Page, Sandbox, SandboxFilter
+
+router = APIRouter()
+_MAX_LISTED = 20_000  # twice the most sandboxes that a node may run; beyond it something repeats itself
+_STATES = frozenset(VISIBLE.values())
+
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
+CallerName = Annotated[Caller, Depends(require_key)]
+Metadata = Annotated[str, Query()]
+
+
+@router.post("/v2/sandboxes", status_code=201, response_model=None)
+async def create(
+    context: Context, caller: CallerName, body: Annotated[CreateBody, Depends(json_body(CreateBody))], key: IdempotencyKey = None
+) -> Reply:
+    """Start a sandbox; returns once commands can run in it."""
+    return await _create(context, caller, body, key)
+
+
+@router.post("/sandboxes", status_code=201, response_model=None)
+async def create_v1(
+    context: Context, caller: CallerName, body: Annotated[CreateBodyV1, Depends(json_body(CreateBodyV1))], key: IdempotencyKey = None
+) -> Reply:
+    """The older create; only the default timeout differs."""
+    return await _create(context, caller, body, key)
+
+
+@router.get("/sandboxes/{sandbox_id}", response_model=None)
+async def read(context: Context, sandbox_id: SandboxId) -> SandboxDetailView | PausedSandboxDetailView:
+    """One sandbox, running or paused."""
+    sandbox = await context.orchestrator.get(sandbox_id)
+    if sandbox.state not in VISIBLE:
+        raise sandbox_not_found(sandbox_id)
+    return sandbox_detail_view(sandbox, context.settings.domain)
+
+
+@router.get("/v2/sandboxes", response_model=None)
+async def search(
+    context: Context,
+    response: Response,
+    metadata: Metadata = "",
+    state: Annotated[list[str] | None, Query()] = None,
+    order: Annotated[Order | None, Query()] = None,
+    started_after: Annotated[str | None, Query(alias="startedAfter")] = None,
+    template: Annotated[str | None, Query()] = None,
+    limit: Limit = MAX_LIMIT,
+    next_token: NextToken = None,
+) -> list[ListedSandboxView]:
+    """A page of sandboxes; `x-next-token` is absent on the last one."""
+    wanted = SandboxFilter(
+        states=_parse_states(state),
+        metadata=parse_metadata_filter(metadata),
+        template=_parse_template_filter(template),
+        started_after_ms=_parse_started_after(started_after),
+    )
+    page = page_of(limit, next_token, order)
+    found, position = await context.orchestrator.search(wanted, page)
+    if position is not None:
+        response.headers[NEXT_TOKEN_HEADER] = encode_token(position, ascending=page.ascending)
+    running = await _all_running(context, wanted)
+    response.headers[TOTAL_RUNNING_HEADER] = str(len(running))
+    return _listed(found)
+
+
+@router.get("/sandboxes", response_model=None)
+async def list_running(context: Context, response: Response, metadata: Metadata = "") -> list[ListedSandboxView]:
+    """The oldest list: all that run, in one reply."""
+    running = await _all_running(context, SandboxFilter(metadata=parse_metadata_filter(metadata)))
+    response.headers[TOTAL_RUNNING_HEADER] = str(len(running))
+    return _listed(running)
+
+
+async def _create(context: ApiContext, caller: Caller, body: CreateBody, key: str | None) -> Reply:
+    request = to_create_request(body, template_in_body(body.template_id), context.settings.max_timeout_hours)
+
+    async def work() -> Reply:
+        sandbox = await context.orchestrator.create(request)
+        return dict(sandbox_view(sandbox, context.settings.domain))
+
+    return await context.creations.once(caller, key, _fingerprint(request), work)
+
+
+def _fingerprint(request: CreateRequest) -> str:
+    content = {name: getattr(request, name) for name in CreateRequest.__dataclass_fields__}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+async def _all_running(context: ApiContext, wanted: SandboxFilter) -> list[Sandbox]:
+    """Everything that runs and matches `wanted`, newest first."""
+    running_only = SandboxFilter(frozenset({"running"}), wanted.metadata, wanted.template, wanted.started_after_ms)
+    found: list[Sandbox] = []
+    page = Page(limit=MAX_LIMIT)
+    while len(found) < _MAX_LISTED:
+        part, position = await context.orchestrator.search(running_only, page)
+        found += part
+        if position is None:
+            break
+        page = Page(limit=MAX_LIMIT, after=position)
+    return found
+
+
+def _listed(sandboxes: list[Sandbox]) -> list[ListedSandboxView]:
+    return [listed_sandbox_view(sandbox) for sandbox in sandboxes if sandbox.state in VISIBLE]
+
+
+def _parse_states(given: list[str] | None) -> frozenset[str]:
+    states = frozenset(name for part in given or () for name in part.split(",") if name)
+    if unknown := states - _STATES:
+        raise InvalidInput(f"state: {min(unknown)[:80]!r} is not a state", "use running, paused, or both joined by a comma")
+    return states or _STATES
+
+
+def _parse_template_filter(given: str | None) -> str | None:
+    if not given:
+        return None
+    if ":" in given:
+        raise InvalidInput("template: a name with a tag cannot be a filter", "leave out the part from the colon on")
+    return given.strip().lower()
+
+
+def _parse_started_after(given: str | None) -> int | None:
+    if not given:
+        return None
+    try:
+        # Start times are whole milliseconds: the first one not before `given` keeps the comparison inclusive.
+        return -(-parse_rfc3339_us(given) // 1000)
+    except ValueError as error:
+        raise InvalidInput(f"startedAfter: {error}", "for example 2026-01-31T12:00:00Z") from error

@@ -1,0 +1,215 @@
+"""Reply bodies, by the exact JSON names of the contract (sections 2.2, 2.3 and 2.7). Pure functions of the model."""
+
+from __future__ import annotations
+
+import json
+from typing import TypedDict
+
+from agentenv.api.errors import error_body
+from agentenv.core.clock import rfc3339
+from agentenv.core.lifecycle import VISIBLE, State
+from agentenv.core.model import ForkOutcome, LogEntry, Machine, Sandbox, Template
+
+CLIENT_ID = "local"  # the contract demands the field; it named a host once and means nothing to the SDKs
+
+
+class MachineView(TypedDict):
+    """The size of a guest."""
+
+    cpuCount: int
+    memoryMB: int
+    diskSizeMB: int
+
+
+class SandboxView(TypedDict):
+    """`Sandbox`: the reply of create, connect, resume and fork. Holds secrets."""
+
+    templateID: str
+    sandboxID: str
+    clientID: str
+    envdVersion: str
+    alias: str
+    envdAccessToken: str
+    trafficAccessToken: str | None
+    domain: str
+
+
+class ListedSandboxView(MachineView):
+    """`ListedSandbox`: one sandbox of a list, without secrets."""
+
+    templateID: str
+    alias: str
+    sandboxID: str
+    clientID: str
+    startedAt: str
+    endAt: str
+    state: str
+    envdVersion: str
+    metadata: dict[str, str]
+
+
+class LifecycleView(TypedDict):
+    """What happens at the timeout and on traffic afterwards."""
+
+    autoResume: bool
+    onTimeout: str
+
+
+class NetworkView(TypedDict):
+    """Network settings in the shape of the creation."""
+
+    allowPublicTraffic: bool
+
+
+class SandboxDetailView(ListedSandboxView):
+    """`SandboxDetail`: one sandbox asked for by id. Holds its access token."""
+
+    envdAccessToken: str
+    allowInternetAccess: bool
+    domain: str
+    network: NetworkView
+    lifecycle: LifecycleView
+
+
+class PausedSandboxDetailView(SandboxDetailView):
+    """`SandboxDetail` of a sandbox whose pause has finished."""
+
+    pauseMode: str
+
+
+class TemplateView(MachineView):
+    """`Template`: every field is required by the command line client."""
+
+    templateID: str
+    buildID: str
+    public: bool
+    aliases: list[str]
+    names: list[str]
+    createdAt: str
+    updatedAt: str
+    createdBy: None
+    lastSpawnedAt: str | None
+    spawnCount: int
+    buildCount: int
+    envdVersion: str
+    buildStatus: str
+
+
+class LogEntryView(TypedDict):
+    """One structured log entry."""
+
+    timestamp: str
+    message: str
+    level: str
+    fields: dict[str, str]
+
+
+def sandbox_view(sandbox: Sandbox, domain: str) -> SandboxView:
+    """The reply that gives a client what it needs to reach `sandbox`."""
+    return {
+        "templateID": sandbox.template_id,
+        "sandboxID": sandbox.sandbox_id,
+        "clientID": CLIENT_ID,
+        "envdVersion": sandbox.envd_version,
+        "alias": sandbox.template_name,
+        "envdAccessToken": sandbox.access_token,
+        "trafficAccessToken": sandbox.traffic_token,
+        "domain": domain,
+    }
+
+
+def listed_sandbox_view(sandbox: Sandbox) -> ListedSandboxView:
+    """`sandbox` as a list shows it. Its state must be a visible one."""
+    return {
+        "templateID": sandbox.template_id,
+        "alias": sandbox.template_name,
+        "sandboxID": sandbox.sandbox_id,
+        "clientID": CLIENT_ID,
+        "startedAt": rfc3339(sandbox.started_at_ms),
+        "endAt": rfc3339(sandbox.end_at_ms),
+        **_machine(sandbox.machine),
+        "state": VISIBLE[sandbox.state],
+        "envdVersion": sandbox.envd_version,
+        "metadata": sandbox.metadata,
+    }
+
+
+def sandbox_detail_view(sandbox: Sandbox, domain: str) -> SandboxDetailView | PausedSandboxDetailView:
+    """`sandbox` as `GET /sandboxes/{id}` shows it; `pauseMode` appears once the pause has finished."""
+    view: SandboxDetailView = {
+        **listed_sandbox_view(sandbox),
+        "envdAccessToken": sandbox.access_token,
+        "allowInternetAccess": sandbox.allow_internet_access,
+        "domain": domain,
+        "network": {"allowPublicTraffic": sandbox.allow_public_traffic},
+        "lifecycle": {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout},
+    }
+    return {**view, "pauseMode": "full"} if sandbox.state is State.PAUSED else view
+
+
+def fork_view(outcome: ForkOutcome, domain: str) -> dict[str, object]:
+    """One child of a fork: `{"sandbox": ...}` or `{"error": {"code", "message"}}`."""
+    if outcome.sandbox is not None:
+        return {"sandbox": sandbox_view(outcome.sandbox, domain)}
+    body = error_body(outcome.error_status, outcome.error_message, "")
+    return {"error": {"code": body["code"], "message": body["message"]}}
+
+
+def template_view(template: Template) -> TemplateView:
+    """`template` as lists show it. All keys of a node are one team, so no template is public."""
+    return {
+        "templateID": template.template_id,
+        "buildID": template.build_id,
+        **_machine(template.machine),
+        "public": False,
+        "aliases": [template.name],
+        "names": [template.name],
+        "createdAt": rfc3339(template.created_at_ms),
+        "updatedAt": rfc3339(template.updated_at_ms),
+        "createdBy": None,
+        "lastSpawnedAt": None,
+        "spawnCount": template.spawn_count,
+        "buildCount": 1,
+        "envdVersion": template.envd_version,
+        "buildStatus": "ready",
+    }
+
+
+def template_detail_view(template: Template) -> dict[str, object]:
+    """`template` with its one build."""
+    build = {
+        "buildID": template.build_id,
+        "status": "ready",
+        "createdAt": rfc3339(template.created_at_ms),
+        "updatedAt": rfc3339(template.updated_at_ms),
+        "finishedAt": rfc3339(template.updated_at_ms),
+        **_machine(template.machine),
+        "envdVersion": template.envd_version,
+    }
+    return {**template_view(template), "builds": [build]}
+
+
+def log_entry_view(entry: LogEntry) -> LogEntryView:
+    """One entry of a sandbox's log."""
+    return {
+        "timestamp": rfc3339(entry.timestamp_ms),
+        "message": entry.message,
+        "level": entry.level,
+        "fields": {"logger": entry.logger, **entry.fields},
+    }
+
+
+def log_line_view(entry: LogEntry) -> dict[str, str]:
+    """The older form: `line` is JSON text and must hold `level` and `logger`, or the command line client fails."""
+    line = {
+        **entry.fields,
+        "timestamp": rfc3339(entry.timestamp_ms),
+        "level": entry.level,
+        "logger": entry.logger,
+        "message": entry.message,
+    }
+    return {"timestamp": rfc3339(entry.timestamp_ms), "line": json.dumps(line)}
+
+
+def _machine(machine: Machine) -> MachineView:
+    return {"cpuCount": machine.vcpu_count, "memoryMB": machine.memory_mb, "diskSizeMB": machine.disk_mb}

@@ -1,0 +1,379 @@
+"""An orchestrator in memory: the same answers as the real one without a VM, a disk or a second of waiting.
+
+It keeps the lifecycle table (every state change is checked against it), timeouts by policy on whatever clock it is given,
+filters, paging and the node's limit. Tests steer it: `fail_next` makes one call fail, `hold` stops a verb in its
+intermediate state until released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from agentenv.core import ids
+from agentenv.core.clock import Clock, SystemClock, rfc3339
+from agentenv.core.errors import AgentEnvError, Conflict, Internal, InvalidInput, LimitReached, NotFound
+from agentenv.core.lifecycle import VISIBLE, State, is_allowed
+from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Machine, Page, Sandbox, SandboxFilter, Template
+
+_GONE = frozenset({State.KILLING, State.KILLED})
+_HOLDS_ROOM = frozenset({State.CREATING, State.RUNNING, State.PAUSING, State.RESUMING, State.FORKING})
+
+
+class ManualClock:
+    """A clock that moves only when told to; sleepers wake when it passes their time."""
+
+    def __init__(self, start_ms: int = 1_800_000_000_000) -> None:
+        self._now_ms = float(start_ms)
+        self._sleepers: list[tuple[float, asyncio.Event]] = []
+
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since the epoch."""
+        return int(self._now_ms)
+
+    def monotonic_ms(self) -> float:
+        """The same clock; it never steps back."""
+        return self._now_ms
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Wait until `advance_ms` has moved far enough."""
+        if duration_ms <= 0:
+            await asyncio.sleep(0)
+            return
+        sleeper = (self._now_ms + duration_ms, asyncio.Event())
+        self._sleepers.append(sleeper)
+        try:
+            await sleeper[1].wait()
+        finally:
+            self._sleepers.remove(sleeper)
+
+    def advance_ms(self, duration_ms: float) -> None:
+        """Move forward and wake whoever is due."""
+        self._now_ms += duration_ms
+        for due_ms, woken in self._sleepers:
+            if due_ms <= self._now_ms:
+                woken.set()
+
+
+def make_template(name: str = "base", created_at_ms: int = 1_700_000_000_000) -> Template:
+    """A template that a test can create sandboxes from."""
+    return Template(
+        template_id=ids.new_template_id(),
+        build_id=ids.new_build_id(),
+        name=name,
+        snapshot_id=ids.new_snapshot_id(),
+        machine=Machine(vcpu_count=1, memory_mb=512, disk_mb=8192),
+        envd_version="0.6.13",
+        created_at_ms=created_at_ms,
+        updated_at_ms=created_at_ms,
+    )
+
+
+class FakeOrchestrator:
+    """Implements `orchestrator.protocol.Orchestrator`. `sandboxes_running` is the node's limit."""
+
+    def __init__(self, clock: Clock | None = None, templates: Iterable[Template] | None = None, sandboxes_running: int = 200) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.sandboxes_running = sandboxes_running
+        self._templates = {template.template_id: template for template in (templates if templates is not None else [make_template()])}
+        self._sandboxes: dict[str, Sandbox] = {}
+        self._logs: defaultdict[str, list[LogEntry]] = defaultdict(list)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._failures: defaultdict[str, deque[BaseException]] = defaultdict(deque)
+        self._holds: dict[str, asyncio.Event] = {}
+
+    # -- steering, for tests
+
+    def fail_next(self, verb: str, error: BaseException) -> None:
+        """The next call of `verb` fails with `error` after its first state change; a fork also asks for `fork_child`, once a child."""
+        self._failures[verb].append(error)
+
+    @contextmanager
+    def hold(self, verb: str) -> Iterator[None]:
+        """Calls of `verb` stop in their intermediate state until the block ends."""
+        release = self._holds[verb] = asyncio.Event()
+        try:
+            yield
+        finally:
+            release.set()
+            del self._holds[verb]
+
+    def peek(self, sandbox_id: str) -> Sandbox:
+        """The stored sandbox, killed ones too. KeyError when it never was."""
+        return self._sandboxes[sandbox_id]
+
+    # -- the protocol
+
+    async def create(self, request: CreateRequest) -> Sandbox:
+        """Start a sandbox from a template."""
+        self._expire_due()
+        template = await self.template(request.template)
+        self._check_room()
+        now_ms = self.clock.now_ms()
+        sandbox = Sandbox(
+            sandbox_id=ids.new_sandbox_id(),
+            template_id=template.template_id,
+            template_name=template.name,
+            state=State.CREATING,
+            machine=template.machine,
+            envd_version=template.envd_version,
+            started_at_ms=now_ms,
+            end_at_ms=now_ms + request.timeout_s * 1000,
+            timeout_s=request.timeout_s,
+            on_timeout=request.on_timeout,
+            auto_resume=request.auto_resume,
+            allow_public_traffic=request.allow_public_traffic,
+            allow_internet_access=request.allow_internet_access,
+            metadata=dict(request.metadata),
+            env_vars=dict(request.env_vars),
+            access_token=ids.new_token(),
+            traffic_token=None if request.allow_public_traffic else ids.new_token(),
+            snapshot_id=template.snapshot_id,
+            updated_at_ms=now_ms,
+        )
+        self._sandboxes[sandbox.sandbox_id] = sandbox
+        try:
+            await self._work("create")
+        except BaseException:
+            self._end(sandbox.sandbox_id, "create failed")
+            raise
+        self._templates[template.template_id] = replace(template, spawn_count=template.spawn_count + 1)
+        return self._run(sandbox.sandbox_id, now_ms=self.clock.now_ms(), timeout_s=request.timeout_s, started=True)
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """NotFound when it does not exist or is being killed."""
+        self._expire_due()
+        return self._alive(sandbox_id)
+
+    async def search(self, wanted: SandboxFilter, page: Page) -> tuple[list[Sandbox], str | None]:
+        """Filter, then sort by start time and id, then cut the page."""
+        self._expire_due()
+        found = sorted(
+            (sandbox for sandbox in self._sandboxes.values() if _matches(sandbox, wanted)), key=_order, reverse=not page.ascending
+        )
+        if page.after is not None:
+            last = _parse_position(page.after)
+            found = [sandbox for sandbox in found if (_order(sandbox) > last if page.ascending else _order(sandbox) < last)]
+        part = found[: page.limit]
+        more = len(found) > len(part)
+        return part, f"{rfc3339(part[-1].started_at_ms)}__{part[-1].sandbox_id}" if more and part else None
+
+    async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
+        """Expire `timeout_s` from now; 0 acts now by the sandbox's policy."""
+        async with self._locked(sandbox_id, State.RUNNING) as sandbox:
+            self._change(sandbox.sandbox_id, end_at_ms=self.clock.now_ms() + timeout_s * 1000, timeout_s=timeout_s)
+        self._expire_due()
+
+    async def refresh(self, sandbox_id: str, duration_s: int) -> None:
+        """Extend only."""
+        async with self._locked(sandbox_id, State.RUNNING) as sandbox:
+            self._change(sandbox_id, end_at_ms=max(sandbox.end_at_ms, self.clock.now_ms() + duration_s * 1000))
+
+    async def pause(self, sandbox_id: str) -> None:
+        """Conflict when already paused. On failure the sandbox runs on."""
+        async with self._locked(sandbox_id, State.RUNNING):
+            self._move(sandbox_id, State.PAUSING)
+            try:
+                await self._work("pause")
+            except BaseException:
+                if self._sandboxes[sandbox_id].state not in _GONE:
+                    self._move(sandbox_id, State.RUNNING)
+                raise
+            self._alive(sandbox_id)
+            self._move(sandbox_id, State.PAUSED, snapshot_id=ids.new_snapshot_id())
+
+    async def connect(self, sandbox_id: str, timeout_s: int) -> tuple[Sandbox, bool]:
+        """Make it run and last at least `timeout_s` from now."""
+        async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as sandbox:
+            if sandbox.state is State.PAUSED:
+                return await self._resume(sandbox_id, timeout_s), True
+            end_at_ms = max(sandbox.end_at_ms, self.clock.now_ms() + timeout_s * 1000)
+            return self._change(sandbox_id, end_at_ms=end_at_ms), False
+
+    async def resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
+        """Conflict when it runs already."""
+        async with self._locked(sandbox_id, State.PAUSED):
+            return await self._resume(sandbox_id, timeout_s)
+
+    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
+        """`count` copies; the source runs on, or stays paused."""
+        async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as sandbox:
+            was_running = sandbox.state is State.RUNNING
+            if was_running:
+                self._move(sandbox_id, State.FORKING)
+            try:
+                await self._work("fork")
+                return [await self._fork_child(sandbox, timeout_s) for _ in range(count)]
+            finally:
+                if was_running and self._sandboxes[sandbox_id].state not in _GONE:
+                    self._move(sandbox_id, State.RUNNING)
+
+    async def kill(self, sandbox_id: str) -> None:
+        """End it, whatever it is doing. NotFound the second time."""
+        self._expire_due()
+        self._alive(sandbox_id)
+        self._move(sandbox_id, State.KILLING, reason="killed by the caller")
+        try:
+            await self._work("kill")
+        finally:
+            self._move(sandbox_id, State.KILLED)
+
+    async def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
+        """The sandbox's life, oldest first; of killed ones too."""
+        self._expire_due()
+        if sandbox_id not in self._sandboxes:
+            raise _not_found(sandbox_id)
+        return [entry for entry in self._logs[sandbox_id] if entry.timestamp_ms >= start_ms][:limit]
+
+    async def templates(self) -> list[Template]:
+        """All templates, newest first."""
+        return sorted(self._templates.values(), key=lambda template: (template.created_at_ms, template.template_id), reverse=True)
+
+    async def template(self, reference: str) -> Template:
+        """By id, name or `name:tag`; the only tag is `default`."""
+        if not reference:
+            raise InvalidInput("a template reference is empty", "name a template, for example `base`")
+        name, _, tag = reference.partition(":")
+        for template in self._templates.values():
+            if name in (template.template_id, template.name) and tag in ("", "default"):
+                return template
+        raise NotFound(f"template '{reference}' not found", "`aenv template list` shows what there is")
+
+    # -- inside
+
+    async def _work(self, verb: str) -> None:
+        """What a real verb would spend its time on."""
+        await asyncio.sleep(0)
+        if verb in self._holds:
+            await self._holds[verb].wait()
+        if self._failures[verb]:
+            raise self._failures[verb].popleft()
+
+    @asynccontextmanager
+    async def _locked(self, sandbox_id: str, *states: State) -> AsyncIterator[Sandbox]:
+        """One verb at a time per sandbox. NotFound when it is gone, Conflict when it is in none of `states`."""
+        self._expire_due()
+        self._alive(sandbox_id)
+        async with self._locks[sandbox_id]:
+            sandbox = self._alive(sandbox_id)
+            if sandbox.state not in states:
+                raise Conflict(f'Sandbox "{sandbox_id}" is {sandbox.state}', f"the call needs it {' or '.join(states)}")
+            yield sandbox
+
+    async def _resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
+        self._check_room()
+        self._move(sandbox_id, State.RESUMING)
+        try:
+            await self._work("resume")
+        except BaseException:
+            if self._sandboxes[sandbox_id].state not in _GONE:
+                self._move(sandbox_id, State.PAUSED)
+            raise
+        self._alive(sandbox_id)
+        return self._run(sandbox_id, now_ms=self.clock.now_ms(), timeout_s=timeout_s)
+
+    async def _fork_child(self, source: Sandbox, timeout_s: int) -> ForkOutcome:
+        try:
+            self._check_room()
+            now_ms = self.clock.now_ms()
+            child = replace(
+                source,
+                sandbox_id=ids.new_sandbox_id(),
+                state=State.CREATING,
+                started_at_ms=now_ms,
+                metadata=dict(source.metadata),
+                env_vars=dict(source.env_vars),
+                access_token=ids.new_token(),
+                traffic_token=None if source.traffic_token is None else ids.new_token(),
+                updated_at_ms=now_ms,
+            )
+            self._sandboxes[child.sandbox_id] = child
+            try:
+                await self._work("fork_child")
+            except BaseException:
+                self._end(child.sandbox_id, "fork failed")
+                raise
+            return ForkOutcome(self._run(child.sandbox_id, now_ms=now_ms, timeout_s=timeout_s))
+        except AgentEnvError as error:
+            return ForkOutcome(error_status=error.status, error_message=str(error))
+
+    def _run(self, sandbox_id: str, *, now_ms: int, timeout_s: int, started: bool = False) -> Sandbox:
+        self._alive(sandbox_id)
+        changes: dict[str, Any] = {"end_at_ms": now_ms + timeout_s * 1000, "timeout_s": timeout_s, "snapshot_id": None}
+        if started:
+            changes["started_at_ms"] = now_ms  # the clock of a life starts when the sandbox is usable
+        return self._move(sandbox_id, State.RUNNING, **changes)
+
+    def _expire_due(self) -> None:
+        now_ms = self.clock.now_ms()
+        for sandbox in list(self._sandboxes.values()):
+            if sandbox.state is not State.RUNNING or sandbox.end_at_ms > now_ms:
+                continue
+            if sandbox.on_timeout == "pause":
+                self._move(sandbox.sandbox_id, State.PAUSING)
+                self._move(sandbox.sandbox_id, State.PAUSED, snapshot_id=ids.new_snapshot_id())
+            else:
+                self._end(sandbox.sandbox_id, "its timeout passed")
+
+    def _end(self, sandbox_id: str, reason: str) -> None:
+        if self._sandboxes[sandbox_id].state not in _GONE:
+            self._move(sandbox_id, State.KILLING, reason=reason)
+            self._move(sandbox_id, State.KILLED)
+
+    def _check_room(self) -> None:
+        running = sum(sandbox.state in _HOLDS_ROOM for sandbox in self._sandboxes.values())
+        if running >= self.sandboxes_running:
+            raise LimitReached(f"{running} sandboxes run, the limit of this node", "kill or pause one, or raise limits.sandboxes_running")
+
+    def _alive(self, sandbox_id: str) -> Sandbox:
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None or sandbox.state in _GONE:
+            raise _not_found(sandbox_id)
+        return sandbox
+
+    def _move(self, sandbox_id: str, new: State, **changes: Any) -> Sandbox:
+        old = self._sandboxes[sandbox_id].state
+        if not is_allowed(old, new):
+            raise Internal(f"{sandbox_id}: {old} -> {new} is not in the lifecycle table")
+        entry = LogEntry(self.clock.now_ms(), "info", "lifecycle", f"{old} -> {new}", {"sandbox_id": sandbox_id})
+        self._logs[sandbox_id].append(entry)
+        return self._change(sandbox_id, state=new, **changes)
+
+    def _change(self, sandbox_id: str, **changes: Any) -> Sandbox:
+        sandbox = replace(self._sandboxes[sandbox_id], updated_at_ms=self.clock.now_ms(), **changes)
+        self._sandboxes[sandbox_id] = sandbox
+        return sandbox
+
+
+def _not_found(sandbox_id: str) -> NotFound:
+    return NotFound(f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it")
+
+
+def _order(sandbox: Sandbox) -> tuple[int, str]:
+    return (sandbox.started_at_ms, sandbox.sandbox_id)
+
+
+def _matches(sandbox: Sandbox, wanted: SandboxFilter) -> bool:
+    if VISIBLE.get(sandbox.state) not in wanted.states:
+        return False
+    if wanted.template is not None and wanted.template not in (sandbox.template_id, sandbox.template_name):
+        return False
+    if wanted.started_after_ms is not None and sandbox.started_at_ms < wanted.started_after_ms:
+        return False
+    return all(sandbox.metadata.get(key) == value for key, value in wanted.metadata.items())
+
+
+def _parse_position(position: str) -> tuple[int, str]:
+    at, separator, sandbox_id = position.partition("__")
+    try:
+        at_ms = round(datetime.fromisoformat(at).timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput("the position of a page is not one of ours", "use the token of the previous page unchanged") from error
+    if not separator or not sandbox_id:
+        raise InvalidInput("the position of a page is not one of ours", "use the token of the previous page unchanged")
+    return at_ms, sandbox_id
