@@ -1,0 +1,6 @@
+"""`python -m agentenv.cli` is `aenv`."""
+
+from agentenv.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The HTTP API as the commands use it (contract section 2): one call per route, every failure a `CliError`.
+
+Invariants: every request has a deadline; nothing is sent twice; a reply that is not the API's is said to be so, and not
+guessed at; tokens never leave this module but for the data plane.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+import uuid
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from agentenv.cli.exits import CliError, Exit
+from agentenv.cli.target import Target, find_target
+
+READ_DEADLINE_S = 30.0
+CHANGE_DEADLINE_S = 180.0
+"""Longest pause, resume, create or fork: a restore may take 30 s and wait for its turn behind others."""
+PAGE_SIZE = 100
+MAX_PAGES = 1000
+"""Ends a list whose server never stops giving a next page."""
+_FULL_ID = re.compile(r"i[a-z0-9]{20}")
+_SECRETS = ("envdAccessToken", "trafficAccessToken")
+_CODES = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 422: Exit.USAGE}
+
+
+class Api:
+    """A connection to one node. Use it as a context manager."""
+
+    def __init__(self, target: Target | None = None) -> None:
+        import httpx
+
+        self.target = target or find_target()
+        self._http = httpx.Client(
+            base_url=self.target.api_url,
+            headers={"X-API-KEY": self.target.api_key},
+            trust_env=not is_loopback(self.target.api_url),  # a proxy of the environment cannot reach our loopback
+        )
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._http.close()
+
+    def sandboxes(self, states: str = "running,paused", metadata: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Sandboxes, newest first, page by page."""
+        query = {"state": states, "limit": str(PAGE_SIZE)}
+        if metadata:
+            query["metadata"] = encode_metadata(metadata)
+        for _ in range(MAX_PAGES):
+            items, headers = self._call("GET", "/v2/sandboxes", query=query)
+            yield from items
+            if not headers.get("x-next-token"):
+                return
+            query["nextToken"] = headers["x-next-token"]
+        raise CliError(f"the node's list has more than {MAX_PAGES} pages", "narrow it down with --state or --metadata")
+
+    def sandbox(self, sandbox_id: str) -> dict[str, Any]:
+        """One sandbox, with its tokens."""
+        return dict(self._call("GET", f"/sandboxes/{_segment(sandbox_id)}")[0])
+
+    def create(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Start a sandbox."""
+        headers = {"Idempotency-Key": str(uuid.uuid4())}
+        return dict(self._call("POST", "/v2/sandboxes", body, headers=headers, deadline_s=CHANGE_DEADLINE_S)[0])
+
+    def pause(self, sandbox_id: str) -> None:
+        """Pause; Conflict is the caller's to judge by the exit code."""
+        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", {}, deadline_s=CHANGE_DEADLINE_S)
+
+    def connect(self, sandbox_id: str, timeout_s: int | None) -> dict[str, Any]:
+        """Make it run, for at least `timeout_s` from now. Never shortens its life."""
+        body = {} if timeout_s is None else {"timeout": timeout_s}
+        return dict(self._call("POST", f"/v2/sandboxes/{_segment(sandbox_id)}/connect", body, deadline_s=CHANGE_DEADLINE_S)[0])
+
+    def refresh(self, sandbox_id: str, duration_s: int) -> None:
+        """Let it live at least `duration_s` from now."""
+        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/refreshes", {"duration": duration_s})
+
+    def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[dict[str, Any]]:
+        """Copies of a sandbox; each entry holds `sandbox` or `error`."""
+        body = {"count": count, "timeout": timeout_s}
+        return list(self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/fork", body, deadline_s=CHANGE_DEADLINE_S)[0])
+
+    def kill(self, sandbox_id: str) -> None:
+        """End it."""
+        self._call("DELETE", f"/sandboxes/{_segment(sandbox_id)}", deadline_s=CHANGE_DEADLINE_S)
+
+    def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[dict[str, Any]]:
+        """Its log from `start_ms` on, oldest first."""
+        query = {"start": str(start_ms), "limit": str(limit)}
+        return list(self._call("GET", f"/sandboxes/{_segment(sandbox_id)}/logs", query=query)[0]["logEntries"])
+
+    def templates(self) -> list[dict[str, Any]]:
+        """All templates."""
+        return list(self._call("GET", "/templates")[0])
+
+    def full_id(self, given: str) -> str:
+        """The sandbox that `given` names, in full or by a unique beginning."""
+        if _FULL_ID.fullmatch(given):
+            return given
+        ids = [str(item["sandboxID"]) for item in self.sandboxes()]
+        found = [given] if given in ids else [one for one in ids if given and one.startswith(given)]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise CliError(f"no sandbox's id begins with {given!r}", "`aenv ls --all` lists them", Exit.NOT_FOUND)
+        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        raise CliError(f"{len(found)} sandboxes begin with {given!r}: {shown}", "give more of the id", Exit.USAGE)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        deadline_s: float = READ_DEADLINE_S,
+    ) -> tuple[Any, dict[str, str]]:
+        import httpx
+
+        try:
+            reply = self._http.request(
+                method, path, json=body, params=query, headers=headers, timeout=httpx.Timeout(deadline_s, connect=10)
+            )
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise CliError(f"{self.target.api_url!r} is not a usable URL: {error}", "mend or unset E2B_API_URL", Exit.USAGE) from error
+        except httpx.TimeoutException as error:
+            raise CliError(
+                f"the node at {self.target.api_url} did not answer {method} {path} in time ({type(error).__name__}, {deadline_s:g} s)",
+                "`aenv doctor` looks at the node; its log is log/server.log in its home",
+                Exit.UNREACHABLE,
+            ) from error
+        except httpx.TransportError as error:
+            raise CliError(
+                f"cannot reach the node at {self.target.api_url}: {error or type(error).__name__}",
+                "is the node up? `aenv up --detach` starts it",
+                Exit.UNREACHABLE,
+            ) from error
+        if reply.status_code >= 300:
+            raise self._refusal(reply.status_code, reply.content)
+        try:
+            return (reply.json() if reply.content else None), dict(reply.headers)
+        except ValueError as error:
+            raise self._not_ours(reply.status_code) from error
+
+    def _refusal(self, status: int, content: bytes) -> CliError:
+        import json
+
+        try:
+            message = str(json.loads(content)["message"])
+        except (ValueError, KeyError, TypeError):
+            return self._not_ours(status)
+        hint = ""
+        if status in (401, 403):
+            message, hint = f"the node refused the API key of {self.target.key_source}: {message}", self._key_hint()
+        elif status == 404:
+            hint = "`aenv ls --all` lists the sandboxes, `aenv templates` the templates"
+        return CliError(message, hint, _CODES.get(status, Exit.FAILURE))
+
+    def _key_hint(self) -> str:
+        if self.target.key_source.startswith("environment"):
+            return 'unset E2B_API_KEY, or run eval "$(aenv env)" to take this node\'s key'
+        return "restart the server (`aenv down`, `aenv up --detach`) if the key file is newer than it"
+
+    def _not_ours(self, status: int) -> CliError:
+        return CliError(
+            f"{self.target.api_url} answered {status} with something that is not the AgentENV API",
+            "another program may use that port; see E2B_API_URL, `aenv config` and `aenv doctor`",
+            Exit.UNREACHABLE,
+        )
+
+
+def without_secrets(sandbox: dict[str, Any]) -> dict[str, Any]:
+    """`sandbox` as it may be printed."""
+    return {key: value for key, value in sandbox.items() if key not in _SECRETS}
+
+
+def encode_metadata(metadata: dict[str, str]) -> str:
+    """The value of the `metadata` query: pairs encoded twice here, a third time by the query (contract section 2.3)."""
+    return urllib.parse.urlencode({urllib.parse.quote(k, safe=""): urllib.parse.quote(v, safe="") for k, v in metadata.items()})
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` names this machine."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _segment(text: str) -> str:
+    """`text` as one segment of a path (contract section 2.1)."""
+    return urllib.parse.quote(text, safe="")

@@ -1,0 +1,81 @@
+"""Checks of the product itself for `aenv doctor`: its programs, the VMM, the server. The host's own are in `host.doctor`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentenv import __version__
+from agentenv.cli.node import node_paths, node_url, read_record
+from agentenv.cli.server import is_healthy, port_holder
+from agentenv.host.doctor import Check, port_is_free
+
+if TYPE_CHECKING:
+    from agentenv.config.schema import Config
+
+BIN = Path(__file__).parents[1] / "_bin"
+VERSION_DEADLINE_S = 10.0
+
+
+def product_checks(config: Config) -> list[Check]:
+    """Every check of the product, in the order it starts up."""
+    return [_native("blockd", "version"), _native("envd", "--version"), _qemu(config), _server(config)]
+
+
+def _native(name: str, argument: str) -> Check:
+    path = BIN / name
+    cure = "`make setup` builds the native programs; an installed package brings them"
+    if not path.is_file():
+        return Check(name, "fail", f"{path} is missing", cure)
+    try:
+        done = subprocess.run([path, argument], capture_output=True, text=True, timeout=VERSION_DEADLINE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(name, "fail", f"{path} cannot be run: {error}", cure)
+    words = done.stdout.split()
+    if done.returncode != 0 or not words:
+        return Check(name, "fail", f"{path} does not tell its version (status {done.returncode}): {done.stderr.strip()[:200]}", cure)
+    return Check(name, "ok", " ".join(words))
+
+
+def _qemu(config: Config) -> Check:
+    from agentenv.core.errors import AgentEnvError
+    from agentenv.vmm.qemu_install import host_qemu
+
+    own = config.vmm.qemu
+    if own and not shutil.which(own):
+        return Check("qemu", "fail", f"setting vmm.qemu names {own}, which cannot be run", "mend the setting, or leave it empty")
+    try:
+        found = host_qemu()
+        return Check("qemu", "ok", f"the host's, version {found.version}")
+    except AgentEnvError as error:
+        return _packaged_qemu(config, error.message)
+
+
+def _packaged_qemu(config: Config, why_not_host: str) -> Check:
+    folder = node_paths(config).cache / "assets"
+    cached = sorted(entry.name for entry in folder.glob("qemu-*") if entry.is_dir())
+    if cached:
+        return Check("qemu", "ok", f"packaged: {', '.join(cached)}")
+    return Check("qemu", "warn", f"none yet ({why_not_host})", "`aenv up` fetches a fit one")
+
+
+def _server(config: Config) -> Check:
+    record = read_record(config)
+    host, port = config.api.host, config.api.port
+    if record is not None and record.is_alive():
+        if is_healthy(config):
+            return Check("server", "ok", f"running: {node_url(config)} (pid {record.pid})")
+        return Check(
+            "server", "fail", f"runs (pid {record.pid}) but does not answer on {node_url(config)}", "`aenv down`, then `aenv up --detach`"
+        )
+    if port_is_free(host, port):
+        return Check("server", "ok", f"not running; port {port} on {host} is free (aenv {__version__})")
+    holder = port_holder(port) or "another program"
+    return Check(
+        "server",
+        "fail",
+        f"not running, and port {port} on {host} is in use by {holder}",
+        "end it, or choose another port: `aenv up --port N`",
+    )

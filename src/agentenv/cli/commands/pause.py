@@ -1,0 +1,27 @@
+"""`aenv pause`: put sandboxes to sleep."""
+
+from __future__ import annotations
+
+import click
+
+from agentenv.cli.many import each
+from agentenv.cli.verb import verb
+
+
+@verb("pause", section="Sandboxes")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+def command(ids: tuple[str, ...]) -> None:
+    """Put sandboxes to sleep.
+
+    Their memory and disk are kept, the host's CPU and memory are given back. `aenv resume` continues them where they were.
+    """
+    from agentenv.cli.api import Api
+
+    with Api() as api:
+
+        def pause(given: str) -> str:
+            sandbox_id = api.full_id(given)
+            api.pause(sandbox_id)
+            return sandbox_id
+
+        each(ids, pause)

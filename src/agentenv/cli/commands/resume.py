@@ -1,0 +1,28 @@
+"""`aenv resume`: continue paused sandboxes."""
+
+from __future__ import annotations
+
+import click
+
+from agentenv.cli.many import each
+from agentenv.cli.verb import verb
+
+
+@verb("resume", section="Sandboxes")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--timeout", "timeout_s", type=click.IntRange(1), metavar="S", help="Let them live at least S seconds more.  [default: 300]")
+def command(ids: tuple[str, ...], timeout_s: int | None) -> None:
+    """Continue paused sandboxes where they were.
+
+    One that runs already goes on; its life is never shortened.
+    """
+    from agentenv.cli.api import Api
+
+    with Api() as api:
+
+        def resume(given: str) -> str:
+            sandbox_id = api.full_id(given)
+            api.connect(sandbox_id, timeout_s)
+            return sandbox_id
+
+        each(ids, resume)

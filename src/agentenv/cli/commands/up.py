@@ -1,0 +1,80 @@
+"""`aenv up`: make this machine a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from agentenv.cli.exits import CliError
+from agentenv.cli.output import ProgressReport, info
+from agentenv.cli.verb import verb
+
+if TYPE_CHECKING:
+    from agentenv.config.schema import Config
+
+
+@verb("up", section="Node")
+@click.option("--detach", "-d", is_flag=True, help="Run the server in the background and return once it answers.")
+@click.option("--port", type=click.IntRange(1, 65535), help="TCP port to listen on.  [default: setting api.port]")
+@click.option(
+    "--home", type=click.Path(path_type=Path, file_okay=False), help="Where the node keeps its things.  [default: setting node.home]"
+)
+def command(detach: bool, port: int | None, home: Path | None) -> None:
+    """Start the node; the first run sets it up.
+
+    Checks what the host must offer, fetches the guest kernel and the VMM, builds the base template (minutes, once), and
+    starts the server. Without --detach it stays in the foreground until Ctrl-C. Sandboxes outlive the server either way:
+    a later `aenv up` finds them running. Does nothing when the server runs already.
+    """
+    from agentenv.cli.node import load_config, node_url, read_record
+    from agentenv.cli.server import is_healthy, require_free_port, serve_here, start_lock
+
+    config = load_config(api_port=port, node_home=None if home is None else home.absolute())
+    record = read_record(config)
+    if record is not None and record.is_alive():
+        running = load_config(api_host=record.host, api_port=record.port, node_home=record.home)
+        if not is_healthy(running):
+            raise CliError(f"the server runs (pid {record.pid}) but does not answer on {node_url(running)}", "`aenv down`, then `aenv up`")
+        info(f"the node is already up: {node_url(running)} (pid {record.pid}, home {record.home})")
+        return
+    if record is not None and record.home != config.node.home:
+        raise CliError(
+            f"the last server of this node used the home {record.home}, and was not ended by `aenv down`",
+            f"`aenv up --home {record.home}` goes on with it; `aenv down` ends what is left of it",
+        )
+    _require_host(config)
+    with start_lock(config):
+        require_free_port(config.api.host, config.api.port)
+        _prepare(config)
+        if detach:
+            pid = _start(config)
+            info(f"the node is up: {node_url(config)} (pid {pid}, home {config.node.home})")
+            info('next: eval "$(aenv env)" for E2B clients, or `aenv start`')
+            return
+    info(f"serving on {node_url(config)}; Ctrl-C stops the server, sandboxes go on")
+    serve_here(config)
+
+
+def _require_host(config: Config) -> None:
+    from agentenv.host.doctor import host_checks
+
+    failed = [check for check in host_checks(config) if check.status == "fail"]
+    if failed:
+        lines = "\n".join(f"  {check.name}: {check.detail}\n      {check.hint}" for check in failed)
+        raise CliError(f"this machine cannot be a node yet:\n{lines}", "`aenv doctor` shows every check")
+
+
+def _prepare(config: Config) -> None:
+    from agentenv import wiring
+
+    with ProgressReport() as progress:
+        wiring.prepare(config, progress)
+
+
+def _start(config: Config) -> int:
+    from agentenv.cli.server import start_detached
+
+    with ProgressReport() as progress:
+        return start_detached(config, lambda _spent_s: progress("start the server"))

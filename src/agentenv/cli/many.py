@@ -1,0 +1,24 @@
+"""Doing one thing to several sandboxes: every one gets its turn, and the first failure decides the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+import click
+
+from agentenv.cli.exits import CliError
+from agentenv.cli.output import fail
+
+
+def each(given_ids: Iterable[str], act: Callable[[str], str]) -> None:
+    """Call `act` for each id and print what it returns (the full id). Exits with the code of the first failure."""
+    code = 0
+    for given in given_ids:
+        try:
+            click.echo(act(given))
+        except CliError as error:
+            fail(f"{given}: {error.message}", error.hint)
+            code = code or error.code
+    if code:
+        sys.exit(code)

@@ -1,0 +1,224 @@
+"""Starting and stopping the server process. `python -m agentenv.cli.server` is the server itself.
+
+Invariants: at most one server per `node.run` folder (a lock is held while one is being started); a detached server is a
+session of its own, so closing the terminal does not touch it; it is told its settings by AENV_ variables, the same way
+a service manager would; every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentenv.cli.exits import CliError, Exit
+from agentenv.cli.node import node_paths, node_url, read_record, remove_record, write_record
+
+if TYPE_CHECKING:
+    from agentenv.config.schema import Config
+
+HEALTH_DEADLINE_S = 90.0
+"""Longest start: opening the store, adopting what runs and starting the storage daemon; seconds on a busy machine."""
+STOP_DEADLINE_S = 30.0
+"""How long the server may take to finish requests under way before it is killed; its sandboxes do not depend on it."""
+KILL_DEADLINE_S = 10.0
+LOG_LIMIT_BYTES = 16 << 20
+"""A larger log is set aside as `server.log.1` at the next start; one old log is kept."""
+TAIL_LINES = 20
+
+
+def server_log(config: Config) -> Path:
+    """The log of a detached server."""
+    return node_paths(config).log / "server.log"
+
+
+@contextlib.contextmanager
+def start_lock(config: Config) -> Iterator[None]:
+    """Only one start at a time. CliError when another is under way."""
+    from agentenv.core.errors import Conflict
+    from agentenv.host.files import locked
+
+    try:
+        with locked(config.node.run / "up.lock", "starting the node"):
+            yield
+    except PermissionError as error:
+        raise CliError(f"cannot write to {config.node.run}: {error.strerror}", "run aenv as root, or set AENV_NODE_RUN") from error
+    except Conflict as error:
+        raise CliError("another `aenv up` is at work", "wait for it to end; `aenv doctor` shows whether the server runs") from error
+
+
+def require_free_port(host: str, port: int) -> None:
+    """CliError naming who holds the port when the server could not listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                holder = port_holder(port)
+                by = f" by {holder}" if holder else ""
+                raise CliError(
+                    f"port {port} on {host} is in use{by}", "end that program, or choose another port: `aenv up --port N`"
+                ) from error
+            raise CliError(f"cannot listen on {host} port {port}: {error.strerror}", "see the settings api.host and api.port") from error
+
+
+def port_holder(port: int) -> str:
+    """`name (pid N)` of a process that listens on the TCP port; empty when it cannot be told."""
+    inodes = {
+        fields[9]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for fields in (line.split() for line in _lines(table)[1:])
+        if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port
+    }
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):  # the process ended, or belongs to someone else
+            for link in folder.iterdir():
+                if str(link.readlink()) in wanted:
+                    return f"{(folder.parent / 'comm').read_text().strip()} (pid {folder.parent.name})"
+    return ""
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def start_detached(config: Config, waiting: Callable[[float], None]) -> int:
+    """Start the server in the background and wait for its first answer; returns its pid.
+
+    `waiting` is called with the seconds so far. CliError with the end of the log when it does not come up; then nothing
+    is left running.
+    """
+    from agentenv.host.process import kill, spawn
+
+    log = server_log(config)
+    _rotate(log)
+    offset = log.stat().st_size if log.exists() else 0
+    process = spawn([sys.executable, "-m", "agentenv.cli.server"], log=log, cwd=Path("/"), env={**os.environ, **settings_of(config)})
+    begun = time.monotonic()
+    try:
+        problem = _wait_healthy(config, process.pid, begun, waiting)
+    except BaseException:
+        kill(process, KILL_DEADLINE_S, term_first_s=STOP_DEADLINE_S)
+        raise
+    if problem:
+        kill(process, KILL_DEADLINE_S, term_first_s=STOP_DEADLINE_S)
+        remove_record(config)
+        tail = log_tail(log, offset)
+        raise CliError(f"the server did not start: {problem}{tail and chr(10) + tail}", f"the whole log is {log}")
+    return process.pid
+
+
+def settings_of(config: Config) -> dict[str, str]:
+    """The variables that tell a child process the settings a command line may have changed."""
+    return {"AENV_NODE_HOME": str(config.node.home), "AENV_API_PORT": str(config.api.port)}
+
+
+def _wait_healthy(config: Config, pid: int, begun: float, waiting: Callable[[float], None]) -> str:
+    while True:
+        spent_s = time.monotonic() - begun
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return f"it ended with status {os.waitstatus_to_exitcode(status)}"
+        if is_healthy(config):
+            return ""
+        if spent_s > HEALTH_DEADLINE_S:
+            return f"no answer on {node_url(config)}/health within {HEALTH_DEADLINE_S:g} s"
+        waiting(spent_s)
+        time.sleep(0.05 if spent_s < 2 else 0.5)
+
+
+def is_healthy(config: Config, deadline_s: float = 3.0) -> bool:
+    """Whether the node answers GET /health."""
+    from http.client import HTTPConnection, HTTPException
+    from urllib.parse import urlsplit
+
+    address = urlsplit(node_url(config))
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=deadline_s)
+    try:
+        connection.request("GET", "/health")
+        return 200 <= connection.getresponse().status < 300
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _rotate(log: Path) -> None:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+            log.replace(log.with_name(log.name + ".1"))
+    except OSError as error:
+        raise CliError(
+            f"cannot write the log {log}: {error.strerror}", "run aenv as root, or choose another home: `aenv up --home DIR`"
+        ) from error
+
+
+def log_tail(log: Path, offset: int = 0) -> str:
+    """The last lines of `log` written after `offset`."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(offset, log.stat().st_size - 16384))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(f"  | {line}" for line in lines[-TAIL_LINES:])
+
+
+def stop(config: Config, report: Callable[[str], None]) -> None:
+    """End the recorded server: SIGTERM, and SIGKILL after a deadline. Says so when there is none. Its sandboxes go on."""
+    from agentenv.host.process import ProcessId, kill
+
+    record = read_record(config)
+    if record is None or not record.is_alive():
+        report("the server is not running")
+        return
+    begun = time.monotonic()
+    kill(ProcessId(record.pid, record.start_ticks), KILL_DEADLINE_S, term_first_s=STOP_DEADLINE_S)
+    how = "" if time.monotonic() - begun < STOP_DEADLINE_S else f" (killed: it did not stop by itself within {STOP_DEADLINE_S:g} s)"
+    report(f"stopped the server, pid {record.pid}{how}")
+
+
+def serve_here(config: Config) -> None:
+    """Be the server: record this process, serve until told to stop, remove the record."""
+    from agentenv import wiring
+
+    write_record(config)
+    try:
+        wiring.serve(config)
+    finally:
+        record = read_record(config)
+        if record is not None and record.pid == os.getpid():
+            remove_record(config)
+
+
+def main() -> None:
+    """The detached server process; its output is the log."""
+    from agentenv.cli.node import load_config
+    from agentenv.cli.output import fail
+    from agentenv.core.errors import AgentEnvError
+
+    try:
+        serve_here(load_config())
+    except AgentEnvError as error:
+        fail(error.message, error.hint)
+        sys.exit(Exit.FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""What this host offers, told check by check. Reads and asks only; changes nothing.
+
+Invariants: a check never raises; every check that is not `ok` says what to do next; `fail` means that no sandbox can run
+here, `warn` that something will be slower or smaller than it could be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agentenv.config.schema import Config
+
+Status = Literal["ok", "warn", "fail"]
+
+MIN_KERNEL = (5, 10)
+"""Oldest kernel whose pidfds, FUSE and nftables do what the node asks of them."""
+HOME_FREE_FAIL_BYTES = 1 << 30
+"""Below this not even the base template fits."""
+HOME_FREE_WARN_BYTES = 8 << 30
+KvmKind = Literal["absent", "usable", "forbidden", "pvm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The outcome of one check. `hint` is the next step, empty when there is none."""
+
+    name: str
+    status: Status
+    detail: str
+    hint: str = ""
+
+
+def host_checks(config: Config) -> list[Check]:
+    """Every check of the host, in the order a person would look at them."""
+    return [
+        _root(),
+        _kernel(),
+        _device("/dev/fuse", 10, 229, "the storage daemon gives disks and memory to VMs through FUSE", "modprobe fuse"),
+        _device("/dev/net/tun", 10, 200, "a VM's network card is a tap device", "modprobe tun"),
+        _namespaces(),
+        *_programs(),
+        _kvm(config),
+        _memory(config),
+        _disk(config),
+        _cgroup(),
+        _ublk(),
+    ]
+
+
+def _root() -> Check:
+    if os.geteuid() == 0:
+        return Check("root", "ok", "running as root")
+    return Check("root", "fail", f"running as user {os.geteuid()}; mounts, namespaces and taps need root", "run aenv as root (sudo)")
+
+
+def _kernel() -> Check:
+    release, machine = platform.release(), platform.machine()
+    if platform.system() != "Linux" or machine != "x86_64":
+        return Check("kernel", "fail", f"{platform.system()} {machine}", "use a Linux machine with an x86_64 processor")
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    if numbers < MIN_KERNEL:
+        return Check("kernel", "fail", f"Linux {release}", f"use Linux {'.'.join(map(str, MIN_KERNEL))} or newer")
+    return Check("kernel", "ok", f"Linux {release}")
+
+
+def _device(path: str, major: int, minor: int, why: str, cure: str) -> Check:
+    name = path
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Check(
+            name, "fail", f"absent; {why}", f"`{cure}`; inside a container: pass the device in, or `mknod {path} c {major} {minor}`"
+        )
+    except OSError as error:
+        return Check(name, "fail", f"cannot be opened: {error.strerror}; {why}", "inside a container: allow the device")
+    os.close(fd)
+    return Check(name, "ok", "can be opened")
+
+
+def _namespaces() -> Check:
+    """Tried for real, in a child: a container may have the files and still forbid the call."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_unshare())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 0:
+        return Check("namespaces", "ok", "network and mount namespaces can be made")
+    reason = os.strerror(code) if code > 0 else f"signal {-code}"
+    return Check(
+        "namespaces", "fail", f"cannot make network and mount namespaces: {reason}", "inside a container: run it privileged (CAP_SYS_ADMIN)"
+    )
+
+
+def _unshare() -> int:
+    import ctypes
+
+    clone_newns, clone_newnet = 0x00020000, 0x40000000
+    libc = ctypes.CDLL(None, use_errno=True)
+    return 0 if libc.unshare(clone_newns | clone_newnet) == 0 else ctypes.get_errno()
+
+
+def _programs() -> Iterator[Check]:
+    for program, why, package in (
+        ("ip", "makes the networks of sandboxes", "iproute2"),
+        ("nft", "loads their firewall rules", "nftables"),
+        ("mmdebstrap", "builds the base template", "mmdebstrap"),
+        ("mke2fs", "makes its file system", "e2fsprogs"),
+    ):
+        path = shutil.which(program)
+        if path:
+            yield Check(program, "ok", path)
+        else:
+            yield Check(program, "fail", f"not installed; it {why}", f"apt install {package}")
+
+
+def kvm_kind() -> KvmKind:
+    """What /dev/kvm is good for. `pvm`: ordinary guest kernels never get past their first instructions under it."""
+    if not Path("/dev/kvm").exists():
+        return "absent"
+    if Path("/sys/module/kvm_pvm").exists():
+        return "pvm"
+    return "usable" if os.access("/dev/kvm", os.R_OK | os.W_OK) else "forbidden"
+
+
+def _kvm(config: Config) -> Check:
+    kind, wanted = kvm_kind(), config.vmm.accelerator
+    if kind == "usable":
+        return Check("kvm", "ok", "usable" if wanted != "tcg" else "usable, but setting vmm.accelerator is tcg: VMs are emulated")
+    detail = {
+        "absent": "no /dev/kvm: VMs are emulated, many times slower",
+        "pvm": "/dev/kvm is of the PVM kind (/sys/module/kvm_pvm): ordinary guests cannot run on it, VMs are emulated, many times slower",
+        "forbidden": "/dev/kvm cannot be opened: VMs are emulated, many times slower",
+    }[kind]
+    if wanted == "kvm":
+        return Check(
+            "kvm", "fail", f"{detail}; but setting vmm.accelerator asks for kvm", "set vmm.accelerator to auto, or use a machine with KVM"
+        )
+    hint = "give access to /dev/kvm" if kind == "forbidden" else "use a machine (or an instance type) with virtualisation for full speed"
+    return Check("kvm", "warn", detail, hint)
+
+
+def _memory(config: Config) -> Check:
+    available_mb = _meminfo().get("MemAvailable", 0) >> 10
+    needed_mb = config.guest.memory_mb + config.limits.memory_reserve_mb
+    detail = f"{available_mb} MiB available"
+    if available_mb < needed_mb:
+        detail += f"; one sandbox and the reserve (limits.memory_reserve_mb) take up to {needed_mb} MiB"
+        return Check("memory", "warn", detail, "free some memory, or set guest.memory_mb or limits.memory_reserve_mb lower")
+    return Check("memory", "ok", detail)
+
+
+def _meminfo() -> dict[str, int]:
+    found = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        with contextlib.suppress(ValueError, IndexError):
+            found[name] = int(rest.split()[0])
+    return found
+
+
+def _disk(config: Config) -> Check:
+    folder = config.node.home
+    while not folder.exists():
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
+    detail = f"{free_bytes / (1 << 30):.1f} GiB free for {config.node.home}"
+    hint = "free some space, or choose another folder: `aenv up --home DIR`"
+    if free_bytes < HOME_FREE_FAIL_BYTES:
+        return Check("disk", "fail", detail, hint)
+    return Check("disk", "warn", detail, hint) if free_bytes < HOME_FREE_WARN_BYTES else Check("disk", "ok", detail)
+
+
+def _cgroup() -> Check:
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return Check("cgroup", "ok", "version 2")
+    if Path("/sys/fs/cgroup/memory").exists():
+        return Check(
+            "cgroup", "warn", "version 1: limits of single sandboxes are not enforced", "boot with systemd.unified_cgroup_hierarchy=1"
+        )
+    return Check("cgroup", "warn", "not mounted: limits of single sandboxes are not enforced", "mount -t cgroup2 none /sys/fs/cgroup")
+
+
+def _ublk() -> Check:
+    if Path("/dev/ublk-control").exists():
+        return Check("ublk", "ok", "available")
+    return Check("ublk", "ok", "absent; disks go through FUSE")
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
