@@ -42,6 +42,7 @@ MAX_INIT_BYTES = 64 << 20
 """Largest /init accepted: envd is a few MB; the archive stays in guest memory until it is unpacked."""
 DECOMPRESS_TIMEOUT_S = 30.0
 
+ARCHIVE = "initramfs.cpio"
 FOLDERS = ("dev", "proc", "sys", "run", "newroot", "modules")
 
 
@@ -53,6 +54,8 @@ class Initramfs:
     digest: str
     modules: tuple[str, ...]
     """File names in the order of /modules/load."""
+    sha256: str
+    """Of the file."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,11 @@ def ensure_initramfs(cache: Path, kernel: Kernel, init: Path, *, verify: bool = 
     def build(folder: Path) -> dict[str, object]:
         progress("make initramfs", None, None)
         modules = select_modules(kernel) if kernel.modules_tar else []
-        (folder / "initramfs.cpio").write_bytes(pack(init.read_bytes(), modules))
+        (folder / ARCHIVE).write_bytes(pack(init.read_bytes(), modules))
         return {"inputs": inputs, "modules": [f"{module.name}.ko" for module in modules]}
 
     asset = AssetCache(cache).ensure(f"initramfs-{digest}", build, verify=verify)
-    return Initramfs(asset.path / "initramfs.cpio", digest, tuple(asset.facts["modules"]))
+    return Initramfs(asset.path / ARCHIVE, digest, tuple(asset.facts["modules"]), asset.checksums[ARCHIVE])
 
 
 def pack(init: bytes, modules: Iterable[Module]) -> bytes:

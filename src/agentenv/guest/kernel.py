@@ -16,6 +16,7 @@ the uncompressed size as 4 bytes.
 from __future__ import annotations
 
 import bz2
+import hashlib
 import lzma
 import re
 import struct
@@ -52,6 +53,8 @@ class Kernel:
     """None for a local kernel with everything built in."""
     package: str
     """`name=version` of the Debian package, or empty for a local file."""
+    sha256: str
+    """Of vmlinux."""
 
 
 def ensure_kernel(
@@ -98,7 +101,7 @@ def local_kernel(vmlinux: Path, modules_tar: Path | None = None) -> Kernel:
         raise InvalidInput(f"cannot read the kernel {vmlinux}: {error.strerror}", "give the path of an uncompressed vmlinux") from error
     if not image.startswith(b"\x7fELF"):
         raise InvalidInput(f"{vmlinux} is not an uncompressed ELF kernel", "give a vmlinux; a bzImage (vmlinuz) must be extracted first")
-    return Kernel(kernel_release_of(image), vmlinux.resolve(), modules_tar, "")
+    return Kernel(kernel_release_of(image), vmlinux.resolve(), modules_tar, "", hashlib.sha256(image).hexdigest())
 
 
 def extract_vmlinux(bzimage: bytes) -> bytes:
@@ -218,4 +221,6 @@ def _plain_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _kernel(asset: Asset) -> Kernel:
-    return Kernel(asset.facts["release"], asset.path / "vmlinux", asset.path / "modules.tar", asset.facts["package"])
+    return Kernel(
+        asset.facts["release"], asset.path / "vmlinux", asset.path / "modules.tar", asset.facts["package"], asset.checksums["vmlinux"]
+    )

@@ -1,7 +1,8 @@
 """A folder of things that are costly to make and never change once made (kernel, QEMU, root file system).
 
     <cache>/assets/<name>/...             the files, as `build` left them
-    <cache>/assets/<name>/manifest.json   {"format": 1, "facts": {...}, "files": {"<path>": {"size_bytes", "mtime_ns", "sha256"}}}
+    <cache>/assets/<name>/manifest.json   {"format": 1, "facts": {...}, "files": {"<path>": {"size_bytes", "mtime_ns",
+                                          "sha256" or, for disk images, "sha256_nonzero"}, or {"link"}}}
     <cache>/assets/.<name>.lock           held while one is made
     <cache>/assets/.<name>.new-*          one being made; a leftover of a crash is removed by the next build
 
@@ -11,6 +12,7 @@ not match its manifest is never handed out, it is made again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -31,6 +33,9 @@ FORMAT = 1
 LOCK_TIMEOUT_S = 3600.0
 """How long to wait for another process that makes the same asset: the longest build (a root file system on a slow line)."""
 LOCK_POLL_S = 0.2
+DISK_IMAGE_BYTES = 1 << 30
+"""Files from this size on are taken for disk images: see `sha256_nonzero`. By size alone, so that a copy is judged alike."""
+PIECE_BYTES = 64 << 10
 
 Facts = Mapping[str, Any]
 
@@ -41,6 +46,8 @@ class Asset:
 
     path: Path
     facts: Facts
+    checksums: Mapping[str, str]
+    """File name to sha256 (see `sha256_nonzero` for disk images)."""
 
 
 class AssetCache:
@@ -56,7 +63,7 @@ class AssetCache:
         try:
             manifest = json.loads((path / MANIFEST).read_bytes())
             intact = manifest["format"] == FORMAT and _matches(path, manifest["files"], verify=verify)
-            return Asset(path, manifest["facts"]) if intact else None
+            return _asset(path, manifest) if intact else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # any unreadable manifest means: make it again
 
@@ -87,19 +94,19 @@ class AssetCache:
             try:
                 work.chmod(0o755)
                 facts = build(work)
-                _write_manifest(work, facts)
+                manifest = _write_manifest(work, facts)
                 final = self.folder / name
                 if final.exists():
                     shutil.rmtree(final)
                 work.rename(final)
                 _sync(self.folder)
             except OSError as error:
-                if error.errno == 28:
+                if error.errno == errno.ENOSPC:
                     raise StorageFull(f"no room below {self.folder} to make {name}", "free some space or move the cache") from error
                 raise
             finally:
                 shutil.rmtree(work, ignore_errors=True)
-            return Asset(final, facts)
+            return _asset(final, manifest)
 
 
 @contextmanager
@@ -127,6 +134,29 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
+def sha256_nonzero(path: Path) -> str:
+    """The sha256 of every 64 KiB piece that is not all zero, each preceded by its offset as 8 bytes, little-endian.
+
+    For disk images: the same whether zeros are stored or are holes, and a mostly empty one costs what it holds.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as content:
+        end, position = os.fstat(content.fileno()).st_size, 0
+        while position < end:
+            try:
+                data = os.lseek(content.fileno(), position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    break  # nothing but a hole up to the end
+                raise
+            position = data - data % PIECE_BYTES
+            piece = os.pread(content.fileno(), PIECE_BYTES, position)
+            if piece.count(0) != len(piece):
+                digest.update(position.to_bytes(8, "little") + piece)
+            position += PIECE_BYTES
+    return digest.hexdigest()
+
+
 def digest_of(inputs: Mapping[str, Any]) -> str:
     """A short stable name for a set of inputs: 16 hex digits of the sha256 of their canonical JSON."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
@@ -142,18 +172,31 @@ def _describe(path: Path) -> dict[str, Any]:
     if path.is_symlink():
         return {"link": str(path.readlink())}
     facts = path.stat()
-    return {"size_bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": sha256_file(path)}
+    return {"size_bytes": facts.st_size, "mtime_ns": facts.st_mtime_ns, **_checksum(path, facts.st_size)}
 
 
-def _write_manifest(path: Path, facts: Facts) -> None:
+def _checksum(path: Path, size_bytes: int) -> dict[str, str]:
+    if size_bytes >= DISK_IMAGE_BYTES:
+        return {"sha256_nonzero": sha256_nonzero(path)}
+    return {"sha256": sha256_file(path)}
+
+
+def _asset(path: Path, manifest: Mapping[str, Any]) -> Asset:
+    checksums = {name: entry.get("sha256") or entry["sha256_nonzero"] for name, entry in manifest["files"].items() if "link" not in entry}
+    return Asset(path, manifest["facts"], checksums)
+
+
+def _write_manifest(path: Path, facts: Facts) -> dict[str, Any]:
     files = {str(entry.relative_to(path)): _describe(entry) for entry in _entries(path)}
     for entry in _entries(path):
         if not entry.is_symlink():
             _sync(entry)
+    manifest = {"format": FORMAT, "facts": dict(facts), "files": files}
     with open(path / MANIFEST, "w", encoding="utf-8") as out:
-        json.dump({"format": FORMAT, "facts": dict(facts), "files": files}, out, indent=1, sort_keys=True)
+        json.dump(manifest, out, indent=1, sort_keys=True)
         out.flush()
         os.fsync(out.fileno())
+    return manifest
 
 
 def _matches(path: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool) -> bool:
@@ -167,8 +210,10 @@ def _matches(path: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool
         facts = entry.stat()
         if facts.st_size != expected["size_bytes"]:
             return False
-        if (verify or facts.st_mtime_ns != expected["mtime_ns"]) and sha256_file(entry) != expected["sha256"]:
-            return False
+        if verify or facts.st_mtime_ns != expected["mtime_ns"]:
+            checksum = _checksum(entry, facts.st_size)
+            if checksum != {key: value for key, value in expected.items() if key.startswith("sha256")}:
+                return False
     return True
 
 
