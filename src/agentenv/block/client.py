@@ -46,6 +46,8 @@ class Stack:
     virtual_size_bytes: int
     open_handles: int
     upper_data_bytes: int
+    lowers: tuple[Path, ...]
+    upper: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +159,6 @@ def _stack(item: dict[str, Any]) -> Stack:
         virtual_size_bytes=int(item["virtual_size_bytes"]),
         open_handles=int(item["open_handles"]),
         upper_data_bytes=int(item["upper_data_bytes"] or 0),
+        lowers=tuple(Path(path) for path in item["lowers"]),
+        upper=Path(item["upper"]["data"]) if item["upper"] else None,
     )

@@ -1,0 +1,41 @@
+"""Whether one more VM may start: by the node's limits and by the memory and disk the host really has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentenv.core.errors import LimitReached
+from agentenv.core.lifecycle import State
+from agentenv.core.model import Machine
+from agentenv.host.files import require_free
+from agentenv.orchestrator.parts import Parts
+
+#: States that hold, or are about to hold, a VM.
+_HOLDING = frozenset({State.CREATING, State.RUNNING, State.PAUSING, State.RESUMING, State.FORKING})
+
+
+def available_memory_mb() -> int:
+    """MemAvailable of the host, MiB."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) >> 10
+    return 0
+
+
+def admit(parts: Parts, machine: Machine, count: int = 1) -> None:
+    """LimitReached or StorageFull, with the figure, unless the node can take `count` more VMs.
+
+    Memory asked of the host is a quarter of the guests' size: clean pages are shared, and an idle guest diverges little.
+    """
+    limits = parts.config.limits
+    running = sum(1 for sandbox in parts.store.sandboxes() if sandbox.state in _HOLDING)
+    if running + count > limits.sandboxes_running:
+        raise LimitReached(
+            f"{running} sandboxes run here, the node's limit is {limits.sandboxes_running}",
+            "kill or pause some, or raise limits.sandboxes_running",
+        )
+    needed_mb = limits.memory_reserve_mb + count * machine.memory_mb // 4
+    available_mb = available_memory_mb()
+    if available_mb < needed_mb:
+        raise LimitReached(f"the host has {available_mb} MiB of memory left, {needed_mb} MiB are needed", "kill or pause sandboxes")
+    require_free(parts.paths.home, limits.disk_reserve_mb << 20, "another sandbox")

@@ -1,0 +1,50 @@
+"""Delete (kill): end a sandbox in any state and free all it has. Works on damaged and half-made ones too."""
+
+from __future__ import annotations
+
+from agentenv.core.errors import NotFound
+from agentenv.core.lifecycle import State
+from agentenv.core.model import Sandbox
+from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.start import stop
+from agentenv.orchestrator.sweep import sweep_soon
+
+_ENDED = (State.KILLING, State.KILLED)
+
+
+def missing(sandbox_id: str) -> NotFound:
+    """The contract's words for a sandbox that is not there (section 2.1)."""
+    return NotFound(f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it")
+
+
+async def kill(parts: Parts, sandbox_id: str) -> None:
+    """End a running or paused sandbox. NotFound when there is none, or it has been killed before."""
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is None or sandbox.state in _ENDED:
+        raise missing(sandbox_id)
+    parts.shared.gone(sandbox_id)  # streams are cut at once, even while another verb holds the sandbox
+    async with parts.shared.locked(sandbox_id):
+        sandbox = parts.store.sandbox(sandbox_id)
+        if sandbox is None or sandbox.state in _ENDED:
+            raise missing(sandbox_id)
+        await end(parts, sandbox, "killed by request")
+
+
+async def end(parts: Parts, sandbox: Sandbox, reason: str) -> None:
+    """End a sandbox whose lock the caller holds. Its resources are freed before this returns."""
+    sandbox_id = sandbox.sandbox_id
+    if sandbox.state is not State.KILLING:
+        sandbox = await parts.store.transition(sandbox_id, sandbox.state, State.KILLING, reason=reason)
+    parts.shared.gone(sandbox_id)
+    if sandbox.vm is not None:
+        await stop(parts, sandbox_id, sandbox.vm, parts.shared.let_go(sandbox_id))
+    await parts.store.transition(sandbox_id, State.KILLING, State.KILLED, vm=None, snapshot_id=None)
+    await note(parts, sandbox_id, "ended", reason=reason)
+    sweep_soon(parts)
+
+
+async def abandon(parts: Parts, sandbox_id: str, reason: str) -> None:
+    """End a sandbox that never came to run; its start has undone its own resources."""
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is not None and sandbox.state not in _ENDED:
+        await end(parts, sandbox, reason)

@@ -1,0 +1,128 @@
+"""What the verbs work with: the adapters of one node, and the few things verbs share in memory.
+
+Everything here can be rebuilt from the database, blockd and /proc after a restart; nothing is only here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from agentenv.block.client import BlockClient
+from agentenv.config.schema import Config
+from agentenv.core.clock import Clock
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.model import LogEntry, VmIdentity
+from agentenv.core.paths import NodePaths
+from agentenv.guest.client import GuestClient
+from agentenv.network.slots import SlotPool
+from agentenv.snapshot.capture import Capturer
+from agentenv.snapshot.layers import LayerStore
+from agentenv.store.sqlite import Store
+from agentenv.vmm.driver import Vm, Vmm
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class Parts:
+    """The adapters of one node."""
+
+    config: Config
+    paths: NodePaths
+    clock: Clock
+    store: Store
+    blocks: BlockClient
+    slots: SlotPool
+    vmm: Vmm
+    guest: GuestClient
+    layers: LayerStore
+    capturer: Capturer
+    identity: VmIdentity
+    shared: Shared
+
+
+@dataclass
+class Shared:
+    """Live handles and locks of one server process."""
+
+    starts_at_once: int
+    vms: dict[str, Vm] = field(default_factory=dict)  # by sandbox id
+    restored_from: dict[str, VmIdentity] = field(default_factory=dict)
+    expiry_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    gone_listeners: list[Callable[[str], None]] = field(default_factory=list)
+    watchers: set[asyncio.Task[None]] = field(default_factory=set)
+    snapshots_in_use: dict[str, int] = field(default_factory=dict)
+    sweeping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sweep_wanted: bool = False
+    expiring: set[str] = field(default_factory=set)
+    _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.starting = asyncio.Semaphore(self.starts_at_once)
+
+    @contextlib.asynccontextmanager
+    async def locked(self, sandbox_id: str) -> AsyncIterator[None]:
+        """One verb at a time for each sandbox; others wait their turn in order."""
+        lock, users = self._locks.get(sandbox_id) or (asyncio.Lock(), 0)
+        self._locks[sandbox_id] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks.pop(sandbox_id)
+            if users > 1:  # the last one out drops the lock
+                self._locks[sandbox_id] = (lock, users - 1)
+
+    @contextlib.contextmanager
+    def using(self, snapshot_id: str) -> Iterator[None]:
+        """Keep the sweep off a snapshot that no record names yet, or no longer."""
+        self.snapshots_in_use[snapshot_id] = self.snapshots_in_use.get(snapshot_id, 0) + 1
+        try:
+            yield
+        finally:
+            self.snapshots_in_use[snapshot_id] -= 1
+            if not self.snapshots_in_use[snapshot_id]:
+                del self.snapshots_in_use[snapshot_id]
+
+    def let_go(self, sandbox_id: str) -> Vm | None:
+        """Take a sandbox's live VM out of the table: from now on it is the caller's to end."""
+        self.restored_from.pop(sandbox_id, None)
+        return self.vms.pop(sandbox_id, None)
+
+    def gone(self, sandbox_id: str) -> None:
+        """Tell those who hold connections into a sandbox that its VM stops now."""
+        for listener in self.gone_listeners:
+            listener(sandbox_id)
+
+    def background(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run work that the caller may stop waiting for but that must reach its end. Its failure is logged."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, AgentEnvError):
+            _log.error("%s failed", task.get_name(), exc_info=error)
+
+    async def settle(self) -> None:
+        """Wait until no background work is left."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+async def note(parts: Parts, sandbox_id: str, message: str, level: str = "info", **fields: str) -> None:
+    """Add to the sandbox's own log and to the server's."""
+    entry = LogEntry(parts.clock.now_ms(), level, "orchestrator", message, fields)  # type: ignore[arg-type]
+    _log.log(logging.getLevelName("WARNING" if level == "warn" else level.upper()), "%s: %s %s", sandbox_id, message, fields or "")
+    await parts.store.add_event(sandbox_id, entry)

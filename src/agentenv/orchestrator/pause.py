@@ -1,0 +1,88 @@
+"""Pause: capture a running sandbox and free its VM. If anything fails before the record, it runs on as before."""
+
+from __future__ import annotations
+
+from agentenv.core.errors import AgentEnvError, Conflict
+from agentenv.core.ids import new_snapshot_id
+from agentenv.core.lifecycle import State
+from agentenv.core.model import RunningVm, Sandbox
+from agentenv.host.files import require_free
+from agentenv.orchestrator.delete import end, missing
+from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.start import stop
+from agentenv.orchestrator.sweep import sweep_soon
+from agentenv.snapshot.capture import Captured, CapturePlan
+from agentenv.vmm.driver import Vm
+
+
+async def pause(parts: Parts, sandbox_id: str) -> None:
+    """Answers once the snapshot is recorded; the VM's remains are freed after that. Conflict when already paused."""
+    async with parts.shared.locked(sandbox_id):
+        sandbox = parts.store.sandbox(sandbox_id)
+        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
+            raise missing(sandbox_id)
+        if sandbox.state is not State.RUNNING or sandbox.vm is None:
+            raise Conflict(f"sandbox {sandbox_id} is {sandbox.state} already")
+        require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a pause")
+        await parts.store.transition(sandbox_id, State.RUNNING, State.PAUSING)
+        await _pause(parts, sandbox, sandbox.vm)
+
+
+async def _pause(parts: Parts, sandbox: Sandbox, record: RunningVm) -> None:
+    sandbox_id = sandbox.sandbox_id
+    began_ms = parts.clock.monotonic_ms()
+    parts.shared.gone(sandbox_id)
+    plan = plan_capture(parts)
+    with parts.layers.announced(plan.memory_layer, plan.fresh_upper), parts.shared.using(plan.snapshot_id):
+        try:
+            captured = await take(parts, sandbox, record, plan)
+            await parts.store.add_snapshot(captured.snapshot)
+        except BaseException as error:
+            await _go_on(parts, sandbox, error)
+            raise
+        await parts.store.transition(sandbox_id, State.PAUSING, State.PAUSED, snapshot_id=plan.snapshot_id, vm=None)
+    took_ms = parts.clock.monotonic_ms() - began_ms
+    vm = parts.shared.let_go(sandbox_id)
+    parts.shared.background(_free(parts, sandbox_id, captured.vm, vm), f"free {sandbox_id}")
+    await note(parts, sandbox_id, "paused", took_ms=f"{took_ms:.0f}", memory_bytes=str(captured.memory_bytes))
+
+
+def plan_capture(parts: Parts) -> CapturePlan:
+    """Names for one capture."""
+    return CapturePlan(new_snapshot_id(), parts.layers.new_id(), parts.layers.new_id())
+
+
+async def take(parts: Parts, sandbox: Sandbox, record: RunningVm, plan: CapturePlan) -> Captured:
+    """Capture the VM and record its new disk stack at once, so that even a failed pause knows where the disk goes on."""
+    vm = live_vm(parts, sandbox.sandbox_id)
+    identity = parts.shared.restored_from.get(sandbox.sandbox_id, parts.identity)
+    captured = await parts.capturer.capture(plan, vm, record, sandbox.machine, identity)
+    await parts.store.change(sandbox.sandbox_id, vm=captured.vm)
+    return captured
+
+
+def live_vm(parts: Parts, sandbox_id: str) -> Vm:
+    """The handle of a running sandbox's VM. Conflict when it just ended."""
+    vm = parts.shared.vms.get(sandbox_id)
+    if vm is None:
+        raise Conflict(f"sandbox {sandbox_id} has just ended")
+    return vm
+
+
+async def _go_on(parts: Parts, sandbox: Sandbox, error: BaseException) -> None:
+    """After a failed capture: the VM runs on, or its end is said."""
+    sandbox_id = sandbox.sandbox_id
+    cause = str(error) if isinstance(error, AgentEnvError) else type(error).__name__
+    try:
+        await live_vm(parts, sandbox_id).resume()
+    except AgentEnvError as lost:
+        current = parts.store.sandbox(sandbox_id) or sandbox
+        await end(parts, current, f"its VM was lost while pausing ({cause}): {lost}")
+        return
+    await parts.store.transition(sandbox_id, State.PAUSING, State.RUNNING)
+    await note(parts, sandbox_id, "could not be paused, runs on", "error", cause=cause)
+
+
+async def _free(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:
+    await stop(parts, sandbox_id, record, vm)
+    sweep_soon(parts)

@@ -1,0 +1,119 @@
+"""Reconcile: after a start of the server, make the records and the machine agree again.
+
+The server may have been killed at any line. VMs whose record names a live process are taken over, with blockd's word on
+which layers their disk has; verbs that were under way are finished or undone; what no record explains is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from agentenv.block.client import Stack
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.lifecycle import State
+from agentenv.core.model import RunningVm, Sandbox
+from agentenv.host import process
+from agentenv.host.process import ProcessId
+from agentenv.orchestrator import delete
+from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.start import vm_spec
+from agentenv.orchestrator.sweep import sweep
+from agentenv.orchestrator.watch import watch
+
+_KEEPS_VM = (State.RUNNING, State.PAUSING, State.FORKING)
+
+
+async def reconcile(parts: Parts) -> None:
+    """Run once before the first request is served."""
+    stacks = {stack.stack_id: stack for stack in await parts.blocks.stacks()}
+    adopted = [s for s in parts.store.sandboxes() if s.state in _KEEPS_VM and await _adopt(parts, s, stacks)]
+    runs = {parts.paths.vm(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None}
+    await asyncio.to_thread(kill_strays, parts.paths.vms, runs)
+    await _close_strays(parts, stacks, adopted)
+    await parts.slots.open(s.vm.slot for s in adopted if s.vm is not None)
+    kept = {s.sandbox_id for s in adopted}
+    for sandbox in parts.store.sandboxes():
+        if sandbox.sandbox_id not in kept:
+            await _finish(parts, sandbox)
+    await sweep(parts)
+
+
+async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bool:
+    """Take over a VM that still runs; False when it, or its disk, is gone."""
+    record = sandbox.vm
+    if record is None or record.pid == 0 or record.disk_stack not in stacks or record.memory_stack not in stacks:
+        return False
+    disk = stacks[record.disk_stack]
+    slot = parts.slots.slot(record.slot)
+    spec = vm_spec(parts, sandbox.sandbox_id, record.run_id, sandbox.machine, stacks[record.memory_stack].path, disk.path, slot)
+    try:
+        vm = await parts.vmm.adopt(spec, ProcessId(record.pid, record.pid_start_ticks))
+        if sandbox.state is not State.RUNNING:
+            await vm.resume()  # it was stopped for a capture that nobody waits for any more
+    except AgentEnvError:
+        return False
+    record = _true_record(parts, record, disk)
+    if sandbox.state is State.RUNNING:
+        await parts.store.change(sandbox.sandbox_id, vm=record)
+    else:
+        await parts.store.transition(sandbox.sandbox_id, sandbox.state, State.RUNNING, vm=record)
+    parts.shared.vms[sandbox.sandbox_id] = vm
+    parts.shared.restored_from[sandbox.sandbox_id] = parts.identity
+    watch(parts, sandbox.sandbox_id, vm)
+    await note(parts, sandbox.sandbox_id, "taken over by a new server", was=sandbox.state)
+    return True
+
+
+def _true_record(parts: Parts, record: RunningVm, disk: Stack) -> RunningVm:
+    """The record with the layers blockd really serves: the upper may have been sealed just before the crash."""
+    upper = record.upper_layer if disk.upper is None else parts.layers.id_of(disk.upper)
+    return replace(record, disk_layers=tuple(parts.layers.id_of(path) for path in disk.lowers), upper_layer=upper)
+
+
+async def _finish(parts: Parts, sandbox: Sandbox) -> None:
+    """Bring a sandbox without a VM to a state it can rest in."""
+    sandbox_id = sandbox.sandbox_id
+    if sandbox.state is State.RESUMING:
+        await parts.store.transition(sandbox_id, State.RESUMING, State.PAUSED, vm=None)
+    elif sandbox.state is State.CREATING:
+        await delete.end(parts, sandbox, "the server stopped while it was being created")
+    elif sandbox.state is State.KILLING:
+        await delete.end(parts, sandbox, sandbox.reason)
+    elif sandbox.state in _KEEPS_VM:
+        await delete.end(parts, sandbox, "its VM or its disk was lost while the server was down")
+
+
+async def _close_strays(parts: Parts, stacks: dict[str, Stack], adopted: list[Sandbox]) -> None:
+    kept = {s.vm.disk_stack for s in adopted if s.vm is not None} | {s.vm.memory_stack for s in adopted if s.vm is not None}
+    for stack_id in stacks:
+        if stack_id not in kept:
+            await parts.blocks.close_stack(stack_id, force=True)
+
+
+def vmm_processes(vms: Path) -> dict[Path, ProcessId]:
+    """Every VMM on the machine that works in a folder below `vms`, by that folder."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            folder = (entry / "cwd").readlink()
+        except OSError:
+            continue
+        if folder.parent == vms and (ticks := process.start_ticks(int(entry.name))) is not None:
+            found[folder] = ProcessId(int(entry.name), ticks)
+    return found
+
+
+def kill_strays(vms: Path, kept: set[Path]) -> int:
+    """End VMMs and remove work folders that no record explains; returns how many VMMs there were. Blocks."""
+    strays = {folder: pid for folder, pid in vmm_processes(vms).items() if folder not in kept}
+    for pid in strays.values():
+        process.kill(pid)
+    for folder in vms.iterdir() if vms.is_dir() else ():
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    return len(strays)

@@ -1,0 +1,151 @@
+"""The orchestrator: one small method per verb, each run to its end even when the caller goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from agentenv.core.errors import Conflict, InvalidInput
+from agentenv.core.lifecycle import VISIBLE, State
+from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Page, Sandbox, SandboxFilter, Template
+from agentenv.orchestrator import create, delete, evict, fork, pause, resume
+from agentenv.orchestrator.parts import Parts
+
+T = TypeVar("T")
+
+
+class Orchestrator:
+    """Lifecycle of the sandboxes of one node; see `protocol.Orchestrator` for what each call promises."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._evictor: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Start acting on timeouts."""
+        self._evictor = asyncio.create_task(evict.run(self._parts), name="evict")
+
+    async def close(self) -> None:
+        """Let verbs under way end and let go of all VMs; they go on."""
+        if self._evictor is not None:
+            self._evictor.cancel()
+        await self._parts.shared.settle()
+        for watcher in list(self._parts.shared.watchers):
+            watcher.cancel()
+        for vm in self._parts.shared.vms.values():
+            await vm.close()
+
+    def on_gone(self, listener: Callable[[str], None]) -> None:
+        """`listener(sandbox_id)` is called at the moment a sandbox's VM stops answering for good or for a while."""
+        self._parts.shared.gone_listeners.append(listener)
+
+    async def create(self, request: CreateRequest) -> Sandbox:
+        """Start a sandbox from a template."""
+        return await self._whole(create.create(self._parts, request), "create")
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """A sandbox that is not ended."""
+        return self.peek(sandbox_id)
+
+    def peek(self, sandbox_id: str) -> Sandbox:
+        """`get` without waiting, for the proxy's route look-up."""
+        sandbox = self._parts.store.sandbox(sandbox_id)
+        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
+            raise delete.missing(sandbox_id)
+        return sandbox
+
+    def namespace(self, slot: int) -> str:
+        """The network namespace of a slot."""
+        return self._parts.slots.slot(slot).namespace
+
+    async def search(self, wanted: SandboxFilter, page: Page) -> tuple[list[Sandbox], str | None]:
+        """Filter first, then order, then cut."""
+        found = [s for s in self._parts.store.sandboxes() if self._matches(s, wanted)]
+        found.sort(key=lambda s: (s.started_at_ms, s.sandbox_id), reverse=not page.ascending)
+        if page.after is not None:
+            cut = _position(page.after)
+            found = [
+                s for s in found if ((s.started_at_ms, s.sandbox_id) > cut if page.ascending else (s.started_at_ms, s.sandbox_id) < cut)
+            ]
+        shown = found[: page.limit]
+        more = len(found) > page.limit
+        return shown, f"{shown[-1].started_at_ms}:{shown[-1].sandbox_id}" if more else None
+
+    @staticmethod
+    def _matches(sandbox: Sandbox, wanted: SandboxFilter) -> bool:
+        return (
+            VISIBLE.get(sandbox.state) in wanted.states
+            and all(sandbox.metadata.get(k) == v for k, v in wanted.metadata.items())
+            and (wanted.template is None or wanted.template in (sandbox.template_id, sandbox.template_name))
+            and (wanted.started_after_ms is None or sandbox.started_at_ms >= wanted.started_after_ms)
+        )
+
+    async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
+        """Expire `timeout_s` from now; 0 acts before this returns."""
+        await self._whole(self._set_timeout(sandbox_id, timeout_s), "set timeout")
+
+    async def _set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
+        parts = self._parts
+        async with parts.shared.locked(sandbox_id):
+            sandbox = self.peek(sandbox_id)
+            if sandbox.state is not State.RUNNING:
+                raise Conflict(f"sandbox {sandbox_id} is {sandbox.state}")
+            await parts.store.change(
+                sandbox_id, end_at_ms=parts.clock.now_ms() + 1000 * timeout_s, timeout_s=timeout_s or sandbox.timeout_s
+            )
+        parts.shared.expiry_changed.set()
+        if timeout_s == 0:
+            await evict.expire(parts, sandbox_id)
+
+    async def refresh(self, sandbox_id: str, duration_s: int) -> None:
+        """Extend only."""
+        parts = self._parts
+        async with parts.shared.locked(sandbox_id):
+            sandbox = self.peek(sandbox_id)
+            await parts.store.change(sandbox_id, end_at_ms=max(sandbox.end_at_ms, parts.clock.now_ms() + 1000 * duration_s))
+        parts.shared.expiry_changed.set()
+
+    async def pause(self, sandbox_id: str) -> None:
+        """Capture and free."""
+        await self._whole(pause.pause(self._parts, sandbox_id), "pause")
+
+    async def connect(self, sandbox_id: str, timeout_s: int) -> tuple[Sandbox, bool]:
+        """Make it run and last."""
+        return await self._whole(resume.connect(self._parts, sandbox_id, timeout_s), "connect")
+
+    async def resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
+        """Bring a paused sandbox back."""
+        return await self._whole(resume.resume(self._parts, sandbox_id, timeout_s), "resume")
+
+    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
+        """Children that go on from this instant."""
+        return await self._whole(fork.fork(self._parts, sandbox_id, count, timeout_s), "fork")
+
+    async def kill(self, sandbox_id: str) -> None:
+        """End it and free everything."""
+        await self._whole(delete.kill(self._parts, sandbox_id), "kill")
+
+    async def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
+        """The sandbox's life on this node; also of one that has ended, while its row is kept."""
+        if self._parts.store.sandbox(sandbox_id) is None:
+            raise delete.missing(sandbox_id)
+        return await self._parts.store.events(sandbox_id, start_ms, limit)
+
+    async def templates(self) -> list[Template]:
+        """All templates, newest first."""
+        return self._parts.store.templates()
+
+    async def template(self, reference: str) -> Template:
+        """By id, name or `name:tag`."""
+        return create.find_template(self._parts, reference)
+
+    async def _whole(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        return await asyncio.shield(self._parts.shared.background(work, name))
+
+
+def _position(after: str) -> tuple[int, str]:
+    started_ms, _, sandbox_id = after.partition(":")
+    if not started_ms.isdigit():
+        raise InvalidInput(f"page position {after!r} is not one this server gave out")
+    return int(started_ms), sandbox_id

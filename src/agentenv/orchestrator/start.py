@@ -1,0 +1,120 @@
+"""The one way to a running VM: `restore(snapshot) -> running VM`. Create, resume and fork children all come here.
+
+The plan (slot, stacks, layer names) is recorded before anything is acquired and the process right after its start, so a
+crash at any line leaves either nothing or something the next start finds by its record or its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from agentenv.core.cleanup import Cleanup
+from agentenv.core.errors import Internal
+from agentenv.core.ids import new_run_id
+from agentenv.core.model import Machine, RunningVm, Sandbox, Snapshot
+from agentenv.guest.client import GuestIdentity
+from agentenv.network.layout import GUEST_MAC, TAP, Slot
+from agentenv.orchestrator.parts import Parts, note
+from agentenv.snapshot.capture import state_file
+from agentenv.vmm.driver import Vm, VmSpec
+from agentenv.vmm.identity import refuse_mismatch
+
+
+def memory_stack_id(layers: Iterable[str]) -> str:
+    """One shared device per list of memory layers, so that all VMs of a snapshot share its page cache."""
+    return "mem-" + hashlib.sha256(",".join(layers).encode()).hexdigest()[:32]
+
+
+def vm_spec(parts: Parts, sandbox_id: str, run_id: str, machine: Machine, memory: Path, disk: Path, slot: Slot) -> VmSpec:
+    """What the driver needs to know of one life of a VM."""
+    return VmSpec(f"aenv-{sandbox_id}", parts.paths.vm(sandbox_id, run_id), machine, memory, disk, slot.namespace, TAP, GUEST_MAC)
+
+
+async def start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[RunningVm, Vm]:
+    """Restore `snapshot` as `sandbox` and return once its guest has its identity. On failure everything is undone."""
+    refuse_mismatch(snapshot.identity, parts.identity)
+    async with parts.shared.starting:
+        return await _start(parts, sandbox, snapshot)
+
+
+async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[RunningVm, Vm]:
+    cleanup = Cleanup()
+    try:
+        slot = await parts.slots.acquire(sandbox.allow_internet_access)
+        cleanup.push("network slot", lambda: parts.slots.release(slot.number))
+        upper = parts.layers.new_id()
+        record = RunningVm(
+            run_id=new_run_id(),
+            slot=slot.number,
+            memory_stack=memory_stack_id(snapshot.memory_layers),
+            disk_stack=f"disk-{upper}",
+            memory_layers=snapshot.memory_layers,
+            disk_layers=snapshot.disk_layers,
+            upper_layer=upper,
+        )
+        await parts.store.change(sandbox.sandbox_id, vm=record)
+        memory, disk = await _open_stacks(parts, record, cleanup)
+        spec = vm_spec(parts, sandbox.sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
+        cleanup.push("work folder", lambda: asyncio.to_thread(shutil.rmtree, spec.work, True))
+        vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
+        cleanup.push("VMM", vm.kill)
+        record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
+        await parts.store.change(sandbox.sandbox_id, vm=record)
+        await _introduce(parts, sandbox, slot, vm)
+    except BaseException:
+        await cleanup.run()
+        raise
+    parts.shared.vms[sandbox.sandbox_id] = vm
+    parts.shared.restored_from[sandbox.sandbox_id] = snapshot.identity
+    return record, vm
+
+
+async def _open_stacks(parts: Parts, record: RunningVm, cleanup: Cleanup) -> tuple[Path, Path]:
+    lowers = parts.layers.paths(record.disk_layers)
+    cleanup.push("disk", lambda: parts.blocks.close_stack(record.disk_stack, force=True))
+    memory, disk = await asyncio.gather(
+        parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, None, "page"),
+        parts.blocks.open(record.disk_stack, lowers, parts.layers.upper(record.upper_layer), None, "direct"),
+    )
+    return memory.path, disk.path
+
+
+async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm) -> None:
+    """Wait for the guest and tell it who it is; an early end of its VMM is the better news of the two."""
+    identity = GuestIdentity(
+        sandbox.sandbox_id, sandbox.template_id, sandbox.access_token, sandbox.env_vars, parts.config.guest.dns_servers
+    )
+    ended = asyncio.create_task(vm.ended())
+    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, parts.config.guest.restore_deadline_s))
+    try:
+        await asyncio.wait({ended, hello}, return_when=asyncio.FIRST_COMPLETED)
+        if not hello.done():
+            raise Internal(f"the guest was lost while starting: {ended.result()}", "try again; if it repeats, see the server's log")
+        await hello
+    finally:
+        for task in (ended, hello):
+            task.cancel()
+
+
+async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:
+    """Undo `start`, whatever part of it exists: end `vm`, close its disk, free its slot and folder. Idempotent."""
+    cleanup = Cleanup()
+    cleanup.push("work folder", lambda: asyncio.to_thread(shutil.rmtree, parts.paths.vm(sandbox_id, record.run_id), True))
+    cleanup.push("network slot", lambda: parts.slots.release(record.slot))
+    cleanup.push("disk", lambda: parts.blocks.close_stack(record.disk_stack, force=True))
+    if vm is not None:
+        cleanup.push("VMM", vm.kill)
+    failed = await cleanup.run()
+    if failed:
+        await note(
+            parts,
+            sandbox_id,
+            "some resources could not be freed; the next start of the server tries again",
+            "error",
+            what=", ".join(failed),
+        )

@@ -1,0 +1,92 @@
+"""Freeze a running VM into a snapshot: device state, diverged memory, and the disk's upper sealed in place.
+
+Order and why: the VM is stopped; state and memory are written first, since they may run out of room; the seal comes
+last, since after it the disk goes on with a fresh upper. On any failure what was written is removed and the VM runs on.
+Nothing here touches the database: the caller records the snapshot, or removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentenv.block.client import BlockClient
+from agentenv.core.clock import Clock
+from agentenv.core.model import Machine, RunningVm, Snapshot, VmIdentity
+from agentenv.core.paths import NodePaths
+from agentenv.snapshot.layers import LayerStore
+from agentenv.vmm.driver import Vm
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePlan:
+    """Every name a capture will use, chosen before its first side effect."""
+
+    snapshot_id: str
+    memory_layer: str
+    fresh_upper: str
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The snapshot, the VM's record with its new disk stack, and how much memory had diverged."""
+
+    snapshot: Snapshot
+    vm: RunningVm
+    memory_bytes: int
+
+
+class Capturer:
+    """Makes snapshots of VMs of one node."""
+
+    def __init__(self, blocks: BlockClient, layers: LayerStore, paths: NodePaths, clock: Clock) -> None:
+        self._blocks, self._layers, self._paths, self._clock = blocks, layers, paths, clock
+
+    async def capture(self, plan: CapturePlan, vm: Vm, record: RunningVm, machine: Machine, identity: VmIdentity) -> Captured:
+        """Stop `vm` and capture it; it is left stopped. The caller keeps the plan's layers announced until recorded.
+
+        On failure the VM has been resumed, its disk stack is as before, and no file is left. StorageFull, Internal.
+        """
+        await vm.pause()
+        try:
+            memory_bytes = await self._write(plan, vm, record)
+            await self._blocks.seal(record.disk_stack, self._layers.upper(plan.fresh_upper))
+        except BaseException:
+            await asyncio.shield(self._undo(plan, vm))
+            raise
+        disk_layers = (*record.disk_layers, record.upper_layer)
+        snapshot = Snapshot(
+            snapshot_id=plan.snapshot_id,
+            machine=machine,
+            identity=identity,
+            memory_layers=(*record.memory_layers, plan.memory_layer),
+            disk_layers=disk_layers,
+            created_at_ms=self._clock.now_ms(),
+        )
+        return Captured(snapshot, replace(record, disk_layers=disk_layers, upper_layer=plan.fresh_upper), memory_bytes)
+
+    async def _write(self, plan: CapturePlan, vm: Vm, record: RunningVm) -> int:
+        folder = self._paths.snapshot(plan.snapshot_id)
+        folder.mkdir(parents=True)
+        memory = asyncio.create_task(self._blocks.capture(record.pid, record.memory_stack, self._layers.path(plan.memory_layer)))
+        state = asyncio.create_task(vm.save_state(state_file(self._paths, plan.snapshot_id)))
+        await asyncio.wait({memory, state})  # both to their end: a failed one must not leave the other writing
+        await state
+        return (await memory).size_bytes
+
+    async def _undo(self, plan: CapturePlan, vm: Vm) -> None:
+        await vm.resume()
+        remove(self._paths, plan.snapshot_id)
+        self._layers.path(plan.memory_layer).unlink(missing_ok=True)
+
+
+def state_file(paths: NodePaths, snapshot_id: str) -> Path:
+    """Where a snapshot's device state is."""
+    return paths.snapshot(snapshot_id) / "vm.state"
+
+
+def remove(paths: NodePaths, snapshot_id: str) -> None:
+    """Remove a snapshot's own files (its layers are the sweep's). No error when they are gone."""
+    shutil.rmtree(paths.snapshot(snapshot_id), ignore_errors=True)
