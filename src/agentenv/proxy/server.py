@@ -1,0 +1,177 @@
+"""The proxy server: one listener for the API and for all sandboxes.
+
+Invariants:
+- Requests are routed one by one: a keep-alive connection may mix the API and any number of sandboxes.
+- All state is in one object on one event loop; several processes may share a port by passing the same bound socket.
+- One sweep enforces all deadlines; no connection holds a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import select
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentenv.core.errors import HostNotReady
+from agentenv.proxy.connection import ClientConnection
+from agentenv.proxy.dispatch import Dispatcher
+from agentenv.proxy.guard import EnvdPathGuard
+from agentenv.proxy.limits import LISTEN_BACKLOG, ProxySettings
+from agentenv.proxy.listeners import describe_holder
+from agentenv.proxy.pool import UpstreamPool
+from agentenv.proxy.routes import CloseSignal, Route, RouteTable, TargetParser
+from agentenv.proxy.upstream import dial_unix
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyStats:
+    """Counters since the start, and what is open now. `outcomes` counts exchanges and the notable events in them by name."""
+
+    active_connections: int
+    active_exchanges: int
+    idle_upstreams: int
+    total_connections: int
+    total_requests: int
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+class ProxyServer:
+    """Serves requests for sandboxes through `route_table`, all others through the API's Unix socket (or several, in turn).
+
+    Make it, `start` it and `close` it on one event loop.
+    """
+
+    def __init__(self, route_table: RouteTable, api_socket: Path | Sequence[Path], settings: ProxySettings | None = None) -> None:
+        self.settings = settings or ProxySettings()
+        self.targets = TargetParser(self.settings.domains)
+        self.guard = EnvdPathGuard()
+        self.pool = UpstreamPool(self.settings)
+        self.closing = False
+        self.now = 0.0
+        self.total_requests = 0
+        sockets = [api_socket] if isinstance(api_socket, Path) else list(api_socket)
+        self._api_sockets = itertools.cycle(sockets)
+        self.dispatcher = Dispatcher(route_table, Route(self._dial_api, CloseSignal()), self.pool, self.settings)
+        self._connections: set[ClientConnection] = set()
+        self._empty = asyncio.Event()
+        self._total_connections = 0
+        self._outcomes: dict[str, int] = {}
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(
+        self, host: str = "127.0.0.1", port: int = 0, *, sock: socket.socket | None = None, ssl_context: ssl.SSLContext | None = None
+    ) -> int:
+        """Listen on `host` and `port` (0: any free one), or on the bound socket `sock`, which is then owned here; returns the port.
+
+        Raises HostNotReady if the port is taken or may not be used; the hint says by whom.
+        """
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time()
+        try:
+            if sock is not None:
+                self._server = await self.loop.create_server(self._client, sock=sock, backlog=LISTEN_BACKLOG, ssl=ssl_context)
+            else:
+                self._server = await self.loop.create_server(self._client, host, port, backlog=LISTEN_BACKLOG, ssl=ssl_context)
+        except OSError as error:
+            raise _not_ready(error, host, port) from error
+        self._sweeper = self.loop.create_task(self._sweep())
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self, deadline_s: float) -> None:
+        """Stop listening, let running exchanges end for up to `deadline_s`, then break off the rest. Repeating it is harmless."""
+        self.closing = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close_idle()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), deadline_s)
+        for connection in list(self._connections):
+            connection.abort_exchange("shutdown")
+        self.pool.close()
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sweeper
+        await asyncio.sleep(0)  # lets the loop close the aborted transports
+
+    def stats(self) -> ProxyStats:
+        """A snapshot of the counters."""
+        return ProxyStats(
+            active_connections=len(self._connections),
+            active_exchanges=sum(connection.exchange is not None for connection in self._connections),
+            idle_upstreams=len(self.pool),
+            total_connections=self._total_connections,
+            total_requests=self.total_requests,
+            outcomes=dict(self._outcomes),
+        )
+
+    # For the connections
+
+    def count(self, outcome: str) -> None:
+        """Count an outcome."""
+        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+
+    def admit(self, connection: ClientConnection) -> bool:
+        """Register a new client connection; false if there are too many."""
+        admitted = len(self._connections) < self.settings.client_connections and not self.closing
+        self._total_connections += 1
+        self._connections.add(connection)
+        return admitted
+
+    def forget(self, connection: ClientConnection) -> None:
+        """Drop a client connection that is closed."""
+        self._connections.discard(connection)
+        if self.closing and not self._connections:
+            self._empty.set()
+
+    def _client(self) -> ClientConnection:
+        return ClientConnection(self)
+
+    async def _dial_api(self) -> socket.socket:
+        return dial_unix(next(self._api_sockets))
+
+    # Deadlines
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.sweep_interval_s)
+            self.now = self.loop.time()
+            self.pool.expire(self.now)
+            self._find_dead_clients()
+            for connection in list(self._connections):
+                connection.check(self.now)
+
+    def _find_dead_clients(self) -> None:
+        """Ask the kernel about the clients that nobody reads from at the moment."""
+        unwatched = {fd: connection for connection in self._connections if (fd := connection.unwatched_fd) >= 0}
+        if not unwatched:
+            return
+        poll = select.poll()
+        for fd in unwatched:
+            poll.register(fd, select.POLLRDHUP)
+        for fd, events in poll.poll(0):
+            unwatched[fd].peer_gone(hung_up=bool(events & (select.POLLHUP | select.POLLERR)))
+
+
+def _not_ready(error: OSError, host: str, port: int) -> HostNotReady:
+    if error.errno == errno.EADDRINUSE:
+        holder = describe_holder(port)
+        return HostNotReady(
+            f"port {port} on {host} is already in use{holder and f' by {holder}'}", "stop that program or choose another port"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return HostNotReady(
+            f"port {port} on {host} may not be opened: permission denied", "ports below 1024 need root or CAP_NET_BIND_SERVICE"
+        )
+    return HostNotReady(f"cannot listen on {host} port {port}: {error.strerror or error}", "check that the address belongs to this host")
