@@ -1,0 +1,126 @@
+"""Writes the reference pages that are made from the code, so that no fact stands in two places.
+
+    python tools/gen_docs.py            write what is stale
+    python tools/gen_docs.py --check    write nothing; exit 1 and name the pages when any is stale
+
+Invariant: the output depends on the code alone (no time, no machine, no terminal), so a check means the same anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import click  # noqa: E402
+
+from agentenv.cli.exits import EXIT_CODES  # noqa: E402
+from agentenv.cli.main import cli  # noqa: E402
+from agentenv.cli.verb import SECTIONS, Verb  # noqa: E402
+from agentenv.config.reference import default_toml, reference_page  # noqa: E402
+from agentenv.core.errors import AgentEnvError, all_errors  # noqa: E402
+from agentenv.core.lifecycle import TRANSITIONS, VISIBLE, State  # noqa: E402
+
+NOTE = "<!-- Made by `make docs` from the code; edit the code, not this page. -->\n\n"
+HELP_WIDTH = 100
+
+
+def cli_page() -> str:
+    """Every command with its help text, by section, and the exit codes."""
+    context = click.Context(cli, info_name="aenv")
+    verbs = [verb for name in cli.list_commands(context) if isinstance(verb := cli.get_command(context, name), Verb)]
+    parts = [
+        "# The `aenv` command\n",
+        "Data goes to standard output, messages to standard error. Every command that reads has `--json`.",
+        "A sandbox may be named by the beginning of its id as long as only one begins so.",
+        "`NO_COLOR` turns colours and live progress bars off.\n",
+        "Commands talk to the node of this machine. Where they are set, the variables of the E2B SDKs win:",
+        "`E2B_API_URL`, `E2B_SANDBOX_URL`, `E2B_DOMAIN`, `E2B_API_KEY`.\n",
+        "## Exit codes\n",
+        "| code | meaning |\n|---|---|",
+        *(f"| {code.value} | {meaning} |" for code, meaning in EXIT_CODES.items()),
+        "\n`aenv exec` and `aenv shell` end with the exit code of what they ran.",
+    ]
+    for section in SECTIONS:
+        parts.append(f"\n## {section}")
+        for verb in verbs:
+            if verb.section == section:
+                parts.append(f"\n### aenv {verb.name}\n\n```text\n{_help(verb)}\n```")
+    return "\n".join(parts) + "\n"
+
+
+def _help(verb: Verb) -> str:
+    parent = click.Context(cli, info_name="aenv")
+    context = click.Context(verb, info_name=verb.name, parent=parent, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH)
+    return "\n".join(line.rstrip() for line in verb.get_help(context).splitlines())
+
+
+def lifecycle_page() -> str:
+    """The states of a sandbox as a diagram and a table."""
+    lines = [
+        "# Life of a sandbox\n",
+        "Every arrow names the action that makes it; there are no others.\n",
+        "```mermaid\nstateDiagram-v2\n    [*] --> creating",
+        *(f"    {old} --> {new}: {action}" for (old, new), action in TRANSITIONS.items()),
+        f"    {State.KILLED} --> [*]\n```\n",
+        "| state | the API says | leads to |\n|---|---|---|",
+    ]
+    for state in State:
+        following = ", ".join(f"`{new}` ({action})" for (old, new), action in TRANSITIONS.items() if old is state)
+        lines.append(f"| `{state}` | {VISIBLE.get(state, 'not found')} | {following or 'nothing: it is the end'} |")
+    return "\n".join(lines) + "\n"
+
+
+def errors_page() -> str:
+    """Every class of error with its status and code."""
+    lines = [
+        "# Errors\n",
+        'Every error of the API is JSON: `{"code": <HTTP status>, "message": "<cause and next step>", "error_code": "<code>"}`.',
+        "The code is stable; decide by it or by the status, never by the text.\n",
+        "| code | status | may be repeated as it is | meaning |\n|---|---|---|---|",
+    ]
+    for cls in all_errors():
+        if cls is not AgentEnvError:
+            meaning = (cls.__doc__ or "").strip().splitlines()[0].replace("|", "\\|")
+            lines.append(f"| `{cls.code}` | {cls.status} | {'yes' if cls.retryable else 'no'} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/cli.md": lambda: NOTE + cli_page(),
+    "docs/settings.md": lambda: NOTE + reference_page(),
+    "docs/lifecycle.md": lambda: NOTE + lifecycle_page(),
+    "docs/errors.md": lambda: NOTE + errors_page(),
+    "src/agentenv/config/default.toml": default_toml,
+}
+
+
+def stale_pages(root: Path = ROOT) -> dict[Path, str]:
+    """Path and wanted text of every page below `root` that is absent or differs."""
+    wanted = {root / name: make() for name, make in PAGES.items()}
+    return {path: text for path, text in wanted.items() if not path.is_file() or path.read_text() != text}
+
+
+def main() -> int:
+    """Write, or with --check only tell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit 1 when a page is stale; write nothing")
+    arguments = parser.parse_args()
+    stale = stale_pages()
+    for path, text in stale.items():
+        print(f"{'stale' if arguments.check else 'wrote'}: {path.relative_to(ROOT)}", file=sys.stderr)
+        if not arguments.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    if arguments.check and stale:
+        print("hint: `make docs` writes them", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
