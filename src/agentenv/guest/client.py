@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import ssl
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from agentenv.host import netns
 
 ENVD_PORT = 49983
 _MAX_READ_BYTES = 65536
+_MAX_OUTPUT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,30 @@ class GuestClient:
                     raise Internal(f"the guest's envd answered /init with {reply.status}: {reply.content[:200]!r}")
                 return next((v.decode() for k, v in reply.headers if k.lower() == b"x-envd-version"), "")
 
+    async def run(self, namespace: str, access_token: str, command: str, deadline_s: float) -> tuple[int, str]:
+        """Run a shell command as root in a guest and return its exit code and output (stdout and stderr, at most 1 MiB).
+
+        For template builds. DeadlineExceeded, Internal (envd refused it, or the guest was lost).
+        """
+        message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", command]}, "stdin": False}).encode()
+        headers: dict[bytes | str, bytes | str] = {
+            "Content-Type": "application/connect+json",
+            "Connect-Protocol-Version": "1",
+            "X-Access-Token": access_token,
+            "Authorization": "Basic " + base64.b64encode(b"root:").decode(),
+        }
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace)) as pool,
+                pool.stream("POST", f"{self._url}/process.Process/Start", headers=headers, content=connect_frame(message)) as reply,
+            ):
+                return await _read_process(reply)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"`{command}` did not end in the guest within {deadline_s:g} s") from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            raise Internal(f"the guest was lost while it ran `{command}`: {error}") from error
+
     def _body(self, identity: GuestIdentity) -> bytes:
         standard = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": identity.sandbox_id, "E2B_TEMPLATE_ID": identity.template_id}
         return json.dumps(
@@ -154,3 +180,28 @@ class GuestClient:
                 "dnsServers": list(identity.dns_servers),
             }
         ).encode()
+
+
+def connect_frame(message: bytes) -> bytes:
+    """One enveloped message of a Connect stream (contract section 3.3)."""
+    return struct.pack(">BI", 0, len(message)) + message
+
+
+async def _read_process(reply: httpcore.Response) -> tuple[int, str]:
+    """Follow the events of one process to its end."""
+    buffer, output, exit_code = b"", bytearray(), None
+    async for chunk in reply.aiter_stream():
+        buffer += chunk
+        while len(buffer) >= 5 and len(buffer) >= 5 + (size := int.from_bytes(buffer[1:5], "big")):
+            last, body, buffer = buffer[0] & 2, json.loads(buffer[5 : 5 + size]), buffer[5 + size :]
+            if last and "error" in body:
+                raise Internal(f"envd refused the command: {body['error'].get('message', body['error'])}")
+            event = body.get("event", {})
+            for stream in ("stdout", "stderr"):
+                output += base64.b64decode(event.get("data", {}).get(stream, ""))
+            del output[_MAX_OUTPUT_BYTES:]
+            if "end" in event:
+                exit_code = int(event["end"].get("exitCode", 0))
+    if exit_code is None:
+        raise Internal(f"envd answered {reply.status} without an end of the process")
+    return exit_code, output.decode(errors="replace")

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from agentenv.core.errors import HostNotReady
 from agentenv.core.model import VmIdentity
+from agentenv.host.tsc import same_tsc_rate
 
 #: Kernel and initramfs are part of the memory image once booted; they are recorded to tell where a snapshot comes from.
-_MUST_MATCH = tuple(f.name for f in fields(VmIdentity) if f.name not in ("kernel_sha256", "initramfs_sha256"))
+_MUST_BE_EQUAL = ("driver", "accelerator", "cpu_model", "vmm_version")
+
+
+def differences(made: VmIdentity, here: VmIdentity) -> list[str]:
+    """What keeps a snapshot `made` elsewhere from running `here`, a phrase each."""
+    names = [name for name in _MUST_BE_EQUAL if getattr(made, name) != getattr(here, name)]
+    if not same_tsc_rate(made.tsc_khz, here.tsc_khz):
+        names.append("tsc_khz")
+    return [f"{name} {getattr(made, name)!r} (here {getattr(here, name)!r})" for name in names]
 
 
 def refuse_mismatch(made: VmIdentity, here: VmIdentity) -> None:
     """HostNotReady, naming each difference, when a snapshot `made` elsewhere cannot run `here`."""
-    differing = [
-        f"{name} {getattr(made, name)!r} (here {getattr(here, name)!r})"
-        for name in _MUST_MATCH
-        if getattr(made, name) != getattr(here, name)
-    ]
-    if differing:
+    if found := differences(made, here):
         raise HostNotReady(
-            "the snapshot needs another host: " + ", ".join(differing),
+            "the snapshot needs another host: " + ", ".join(found),
             "resume it on a node that matches, or create a new sandbox from the template",
         )

@@ -1,0 +1,38 @@
+# One front door. CI calls the same targets.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTEST_ARGS ?=
+
+.PHONY: help setup quickstart test lint bench lab docs
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing (Debian packages, venv, native programs); safe to repeat
+	@tools/setup.sh
+
+quickstart: setup ## Set up everything, then run a sandbox's whole life through the official E2B SDK
+	@$(PY) tools/quickstart.py
+
+test: setup ## All tests: native, unit, and end to end on real microVMs
+	cd native && cargo test --locked --workspace
+	$(PY) -m pytest tests $(PYTEST_ARGS)
+
+lint: setup ## ruff, mypy, import-linter, rustfmt, clippy, freshness of generated pages
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PY) tools/gen_docs.py --check
+	cd native && cargo fmt --check && cargo clippy --locked --workspace --all-targets -- -D warnings
+
+bench: setup ## Measure against the limit, side by side; prints a table and writes bench.json
+	@$(PY) tests/bench/run.py
+
+lab: ## Production path (Firecracker and ublk inside an emulated host): not available yet
+	@echo "make lab: this version has the portable driver (QEMU, FUSE) only; there is no Firecracker driver to test yet." >&2; exit 1
+
+docs: setup ## Regenerate the pages made from code
+	$(PY) tools/gen_docs.py

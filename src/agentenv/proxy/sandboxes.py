@@ -1,0 +1,90 @@
+"""The node's route table: from a sandbox's id to a socket inside its namespace, resuming it first when its policy says so.
+
+Authorisation comes before any side effect: only a request that would be let through may wake a paused sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from agentenv.core.errors import NotFound
+from agentenv.core.ids import same_secret
+from agentenv.core.lifecycle import State
+from agentenv.core.model import Sandbox
+from agentenv.host import netns
+from agentenv.network.layout import GUEST_IP
+from agentenv.orchestrator.service import Orchestrator
+from agentenv.proxy import guard, pages
+from agentenv.proxy.routes import ENVD_PORT, CloseSignal, RequestInfo, Route, SandboxTarget
+
+_MIN_WOKEN_S = 300  # contract section 2.4: an auto-resumed sandbox lives at least this long
+_CHANGING = (State.RESUMING, State.CREATING)
+
+
+class SandboxRoutes:
+    """Routes into the sandboxes of one node."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._signals: dict[str, CloseSignal] = {}
+        orchestrator.on_gone(self._gone)
+
+    def resolve_now(self, target: SandboxTarget, request: RequestInfo) -> Route | None:
+        """The route of a running sandbox; None when it must be waited for."""
+        sandbox = self._sandbox(target)
+        guard.check_traffic_token(target, request, sandbox.traffic_token)
+        if sandbox.vm is None or sandbox.state not in (State.RUNNING, State.FORKING):
+            return None
+        return self._route(sandbox, target)
+
+    async def resolve(self, target: SandboxTarget, request: RequestInfo) -> Route:
+        """The route, after resuming the sandbox if its policy and the request's credentials allow."""
+        route = self.resolve_now(target, request)
+        if route is not None:
+            return route
+        sandbox = self._sandbox(target)
+        if sandbox.state in _CHANGING:
+            raise pages.state_changing(target.sandbox_id)
+        if not (sandbox.auto_resume and _may_wake(sandbox, target, request)):
+            raise pages.sandbox_not_found(target.sandbox_id)
+        sandbox, _ = await self._orchestrator.connect(sandbox.sandbox_id, max(sandbox.timeout_s, _MIN_WOKEN_S))
+        return self._route(sandbox, target)
+
+    def _sandbox(self, target: SandboxTarget) -> Sandbox:
+        try:
+            return self._orchestrator.peek(target.sandbox_id)
+        except NotFound:
+            raise pages.sandbox_not_found(target.sandbox_id) from None
+
+    def _route(self, sandbox: Sandbox, target: SandboxTarget) -> Route:
+        if sandbox.vm is None:
+            raise pages.sandbox_not_found(target.sandbox_id)
+        namespace = self._orchestrator.namespace(sandbox.vm.slot)
+
+        async def dial() -> socket.socket:
+            sock = netns.tcp_socket(namespace)
+            try:
+                await asyncio.get_running_loop().sock_connect(sock, (GUEST_IP, target.port))
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+
+        signal = self._signals.get(sandbox.sandbox_id)
+        if signal is None:
+            signal = self._signals[sandbox.sandbox_id] = CloseSignal()
+        return Route(dial, signal, traffic_token=sandbox.traffic_token)
+
+    def _gone(self, sandbox_id: str) -> None:
+        signal = self._signals.pop(sandbox_id, None)
+        if signal is not None:
+            signal.fire()
+
+
+def _may_wake(sandbox: Sandbox, target: SandboxTarget, request: RequestInfo) -> bool:
+    """envd wakes for the holder of its token only; other ports were checked for the traffic token already."""
+    if target.port != ENVD_PORT:
+        return True
+    sent = request.header("x-access-token")
+    return sent is not None and same_secret(sent, sandbox.access_token)

@@ -1,0 +1,197 @@
+"""The template `base`: a Debian file system, booted once, warmed, captured. Needs no image registry.
+
+The only cold boot in the product happens here. What follows it is there for every sandbox: the guest is left with the
+programs every first command needs in its page cache, and with nothing that belongs to one sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentenv.block.client import BlockClient
+from agentenv.config.schema import GuestConfig
+from agentenv.core.cleanup import Cleanup
+from agentenv.core.clock import Clock
+from agentenv.core.errors import AgentEnvError, Internal
+from agentenv.core.ids import new_build_id, new_run_id, new_snapshot_id, new_template_id, new_token
+from agentenv.core.model import Machine, RunningVm, Snapshot, Template, VmIdentity
+from agentenv.core.paths import NodePaths
+from agentenv.guest.client import GuestClient, GuestIdentity
+from agentenv.network import layout
+from agentenv.network.slots import SlotPool
+from agentenv.snapshot.capture import Captured, CapturePlan, Capturer
+from agentenv.snapshot.layers import LayerStore
+from agentenv.store.sqlite import Store
+from agentenv.vmm.driver import BootSpec, Vm, Vmm, VmSpec
+from agentenv.vmm.identity import differences
+
+NAME = "base"
+Progress = Callable[[str, int | None, int | None], None]
+_WARM_DEADLINE_S = 120.0
+_CONSOLE_TAIL_CHARS = 2000
+
+#: Run once in the guest before the capture. Each line is something that nearly every session does first; the pages it
+#: reads are then in the snapshot's memory and shared by all sandboxes. The last lines leave nothing half-written.
+_WARM_UP = """
+su - user -c 'true' ; /bin/bash -l -c 'ls -la /home/user; cat /etc/os-release; env' >/dev/null
+python3 -c 'import json, os, sys, subprocess, socket, http.server' ; git --version ; curl --version >/dev/null
+sync ; echo 1 > /proc/sys/vm/compact_memory ; sync
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseInputs:
+    """What the base template is made from."""
+
+    rootfs: Path
+    rootfs_digest: str
+    kernel: Path
+    initramfs: Path
+
+
+class BaseBuilder:
+    """Builds the base template of a node."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        blocks: BlockClient,
+        slots: SlotPool,
+        vmm: Vmm,
+        guest: GuestClient,
+        layers: LayerStore,
+        capturer: Capturer,
+        paths: NodePaths,
+        clock: Clock,
+        identity: VmIdentity,
+        config: GuestConfig,
+    ) -> None:
+        self._store, self._blocks, self._slots, self._vmm, self._guest = store, blocks, slots, vmm, guest
+        self._layers, self._capturer, self._paths, self._clock = layers, capturer, paths, clock
+        self._identity, self._config = identity, config
+
+    def up_to_date(self, rootfs_digest: str) -> bool:
+        """Whether the template exists, was made from these inputs and can run on this host."""
+        template = self._store.template(NAME)
+        if template is None or template.machine != self._machine():
+            return False
+        snapshot = self._store.snapshot(template.snapshot_id)
+        made_here = (snapshot.identity.kernel_sha256, snapshot.identity.initramfs_sha256) == (
+            self._identity.kernel_sha256,
+            self._identity.initramfs_sha256,
+        )
+        return made_here and snapshot.disk_layers[0] == _base_layer(rootfs_digest) and not differences(snapshot.identity, self._identity)
+
+    async def build(self, inputs: BaseInputs, progress: Progress) -> Template:
+        """Make or replace the template. Sandboxes of a former one are not touched."""
+        plan = CapturePlan(new_snapshot_id(), self._layers.new_id(), self._layers.new_id())
+        upper, base = self._layers.new_id(), _base_layer(inputs.rootfs_digest)
+        with self._layers.announced(plan.memory_layer, plan.fresh_upper, upper, base):
+            if not self._layers.path(base).exists():
+                progress("put the root file system into the layer store", None, None)
+                await self._blocks.import_raw(inputs.rootfs, self._layers.path(base))
+            captured, envd_version = await self._boot_and_capture(inputs, plan, base, upper, progress)
+            return await self._record(captured.snapshot, envd_version)
+
+    def _machine(self) -> Machine:
+        return Machine(self._config.vcpu_count, self._config.memory_mb, self._config.disk_mb)
+
+    async def _boot_and_capture(
+        self, inputs: BaseInputs, plan: CapturePlan, base: str, upper: str, progress: Progress
+    ) -> tuple[Captured, str]:
+        run_id = new_run_id()
+        async with Cleanup() as cleanup:
+            progress("boot the base template", None, None)
+            slot = await self._slots.acquire()
+            cleanup.push("network slot", lambda: self._slots.release(slot.number))
+            record = RunningVm(run_id, slot.number, f"boot-{run_id}", f"disk-{run_id}", (), (base,), upper)
+            spec = await self._spec(record, slot, cleanup)
+            boot = BootSpec(inputs.kernel, inputs.initramfs, _boot_settings())
+            vm = await self._vmm.boot(spec, boot)
+            cleanup.push("VMM", vm.kill)
+            envd_version = await self._wait_and_warm(vm, spec, slot, progress)
+            progress("capture the base template", None, None)
+            record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
+            captured = await self._capturer.capture(plan, vm, record, self._machine(), self._identity)
+        return captured, envd_version
+
+    async def _spec(self, record: RunningVm, slot: layout.Slot, cleanup: Cleanup) -> VmSpec:
+        size_bytes = self._config.memory_mb << 20
+        cleanup.push("memory", lambda: self._blocks.close_stack(record.memory_stack, force=True))
+        memory = await self._blocks.open(record.memory_stack, (), None, size_bytes, "page")
+        cleanup.push("disk", lambda: self._blocks.close_stack(record.disk_stack, force=True))
+        lowers = self._layers.paths(record.disk_layers)
+        disk = await self._blocks.open(record.disk_stack, lowers, self._layers.upper(record.upper_layer), None, "direct")
+        work = self._paths.vm("template", record.run_id)
+        cleanup.push("work folder", lambda: asyncio.to_thread(shutil.rmtree, work, True))
+        return VmSpec("aenv-template", work, self._machine(), memory.path, disk.path, slot.namespace, layout.TAP, layout.GUEST_MAC)
+
+    async def _wait_and_warm(self, vm: Vm, spec: VmSpec, slot: layout.Slot, progress: Progress) -> str:
+        token = new_token()
+        nobody = GuestIdentity("template", NAME, token, {}, self._config.dns_servers)
+        ended = asyncio.create_task(vm.ended())
+        ready = asyncio.create_task(self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s))
+        try:
+            await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise Internal(f"the guest did not boot: {ended.result()}{_console(spec)}", "see the console's last lines above")
+            try:
+                version = await ready
+            except AgentEnvError as error:
+                raise Internal(f"the guest did not boot: {error.message}{_console(spec)}", error.hint) from error
+        finally:
+            ended.cancel()
+            ready.cancel()
+        progress("warm the base template", None, None)
+        code, output = await self._guest.run(slot.namespace, token, _WARM_UP, _WARM_DEADLINE_S)
+        if code != 0:
+            raise Internal(f"the base template's warm-up failed with status {code}: {output[-500:]}")
+        return version
+
+    async def _record(self, snapshot: Snapshot, envd_version: str) -> Template:
+        now_ms = self._clock.now_ms()
+        former = self._store.template(NAME)
+        template = Template(
+            template_id=former.template_id if former else new_template_id(),
+            build_id=new_build_id(),
+            name=NAME,
+            snapshot_id=snapshot.snapshot_id,
+            machine=snapshot.machine,
+            envd_version=envd_version,
+            created_at_ms=former.created_at_ms if former else now_ms,
+            updated_at_ms=now_ms,
+            spawn_count=former.spawn_count if former else 0,
+        )
+        await self._store.add_snapshot(snapshot)
+        await self._store.put_template(template)
+        return template
+
+
+def _base_layer(rootfs_digest: str) -> str:
+    """The layer id of a root file system: by its digest, so that a rebuild shares it."""
+    return f"rootfs-{rootfs_digest[:32]}"
+
+
+def _boot_settings() -> str:
+    """What envd is told on the kernel command line."""
+    return " ".join(
+        (
+            "aenv.root=/dev/vda aenv.rootfs=ext4",
+            f"aenv.ip={layout.GUEST_IP}/{layout.GUEST_PREFIX}",
+            f"aenv.gateway={layout.GATEWAY_IP} aenv.gateway_mac={layout.GATEWAY_MAC}",
+            "aenv.hostname=sandbox",
+        )
+    )
+
+
+def _console(spec: VmSpec) -> str:
+    try:
+        text = (spec.work / "console.log").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return f"\n--- console ---\n{text[-_CONSOLE_TAIL_CHARS:]}\n---" if text else ""

@@ -1,0 +1,263 @@
+"""Joins everything: makes a node from its configuration, prepares it, serves it, shuts it down.
+
+This is the only module that knows every adapter. `prepare`, `serve` and `shut_down` are what the CLI calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.api.app import create_app
+from agentenv.api.auth import KeyRing
+from agentenv.api.serve import api_server, bind_unix
+from agentenv.api.settings import ApiSettings
+from agentenv.block import supervisor
+from agentenv.block.client import BlockClient
+from agentenv.config.schema import Config
+from agentenv.core.clock import SystemClock
+from agentenv.core.errors import AgentEnvError, Unsupported
+from agentenv.core.ids import new_api_key
+from agentenv.core.model import VmIdentity
+from agentenv.core.paths import NodePaths
+from agentenv.guest.client import GuestClient
+from agentenv.guest.initramfs import Initramfs, ensure_initramfs
+from agentenv.guest.kernel import Kernel, ensure_kernel, local_kernel
+from agentenv.host import files, native
+from agentenv.host.doctor import kvm_kind
+from agentenv.host.tsc import tsc_khz
+from agentenv.network.layout import GUEST_IP, Layout
+from agentenv.network.slots import SlotPool, remove_all
+from agentenv.orchestrator import reconcile
+from agentenv.orchestrator.parts import Parts, Shared
+from agentenv.orchestrator.service import Orchestrator
+from agentenv.proxy.limits import ProxySettings
+from agentenv.proxy.sandboxes import SandboxRoutes
+from agentenv.proxy.server import ProxyServer
+from agentenv.snapshot.capture import Capturer
+from agentenv.snapshot.layers import LayerStore
+from agentenv.store.sqlite import Store
+from agentenv.template.base import BaseBuilder, BaseInputs
+from agentenv.template.rootfs import RootFilesystem, ensure_rootfs
+from agentenv.vmm.qemu import QemuDriver, QemuSettings
+from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
+
+_log = logging.getLogger(__name__)
+Progress = Callable[[str, int | None, int | None], None]
+_CLOSE_DEADLINE_S = 15.0
+
+
+def paths_of(config: Config) -> NodePaths:
+    """The folders of a node."""
+    return NodePaths(config.node.home.absolute(), config.node.run.absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """What guests are made of, ready on disk."""
+
+    kernel: Kernel
+    initramfs: Initramfs
+    qemu: QemuInstallation
+    accelerator: str
+
+
+def ensure_assets(config: Config, progress: Progress, verify: bool = False) -> Assets:
+    """Fetch or build what is missing of kernel, initramfs and QEMU. Blocks; minutes on a fresh machine, else milliseconds."""
+    cache = paths_of(config).cache
+    kernel = (
+        local_kernel(Path(config.guest.kernel))
+        if config.guest.kernel
+        else ensure_kernel(cache, suite=config.guest.kernel_suite, verify=verify, progress=progress)
+    )
+    initramfs = ensure_initramfs(cache, kernel, native.program("envd"), verify=verify, progress=progress)
+    qemu = ensure_qemu(cache, verify=verify, progress=progress)
+    return Assets(kernel, initramfs, qemu, accelerator_of(config))
+
+
+def accelerator_of(config: Config) -> str:
+    """`kvm` or `tcg`. Unsupported when KVM is demanded where ordinary guests do not run on it."""
+    kind = kvm_kind()
+    if config.vmm.accelerator == "kvm" and kind != "usable":
+        raise Unsupported(f"vmm.accelerator is kvm, but KVM here is {kind}", "set vmm.accelerator to auto or tcg")
+    return "kvm" if kind == "usable" and config.vmm.accelerator != "tcg" else "tcg"
+
+
+def _rootfs(config: Config, progress: Progress) -> RootFilesystem:
+    guest = config.guest
+    return ensure_rootfs(paths_of(config).cache, release=guest.rootfs_suite, size_bytes=guest.disk_mb << 20, progress=progress)
+
+
+def prepare(config: Config, progress: Progress) -> None:
+    """First-run set-up: keys, guest assets, base template. Quick when all is there. The server must not run."""
+    paths = paths_of(config)
+    paths.home.mkdir(parents=True, exist_ok=True)
+    if not paths.api_key.exists():
+        files.write_atomic(paths.api_key, new_api_key().encode() + b"\n", 0o600)
+    assets = ensure_assets(config, progress)
+    rootfs = _rootfs(config, progress)
+    asyncio.run(_prepare_base(config, assets, rootfs, progress))
+
+
+async def _prepare_base(config: Config, assets: Assets, rootfs: RootFilesystem, progress: Progress) -> None:
+    async with _node(config, assets) as parts:
+        builder = _base_builder(parts)
+        if builder.up_to_date(rootfs.digest):
+            return
+        inputs = BaseInputs(rootfs.path, rootfs.digest, assets.kernel.vmlinux, assets.initramfs.path)
+        await reconcile.reconcile(parts)
+        try:
+            await builder.build(inputs, progress)
+        finally:
+            await parts.slots.close()
+
+
+def _base_builder(parts: Parts) -> BaseBuilder:
+    return BaseBuilder(
+        store=parts.store,
+        blocks=parts.blocks,
+        slots=parts.slots,
+        vmm=parts.vmm,
+        guest=parts.guest,
+        layers=parts.layers,
+        capturer=parts.capturer,
+        paths=parts.paths,
+        clock=parts.clock,
+        identity=parts.identity,
+        config=parts.config.guest,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
+    """All adapters of a node, opened; closed in the end without touching VMs or blockd."""
+    paths = paths_of(config)
+    for folder in (paths.home, paths.run, paths.vms, paths.log):
+        folder.mkdir(parents=True, exist_ok=True)
+    clock = SystemClock()
+    store = Store(paths.database, clock)
+    await store.open()
+    try:
+        blocks = await supervisor.ensure_running(native.program("blockd"), paths.run, paths.log / "blockd.log")
+        try:
+            yield _parts(config, paths, clock, store, blocks, assets)
+        finally:
+            await blocks.close()
+    finally:
+        await store.close()
+
+
+def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, blocks: BlockClient, assets: Assets) -> Parts:
+    layers = LayerStore(paths.layers)
+    rate_khz = tsc_khz()
+    vmm = QemuDriver(QemuSettings(assets.qemu.argv, assets.qemu.version, assets.accelerator, rate_khz, config.vmm.code_cache_mb))
+    identity: VmIdentity = vmm.identity(assets.kernel.sha256, assets.initramfs.digest)
+    slots = SlotPool(Layout(config.network.pool_cidr, paths.tag), config.network.denied_cidrs, config.network.slots_ready)
+    return Parts(
+        config=config,
+        paths=paths,
+        clock=clock,
+        store=store,
+        blocks=blocks,
+        slots=slots,
+        vmm=vmm,
+        guest=GuestClient(GUEST_IP, clock),
+        layers=layers,
+        capturer=Capturer(blocks, layers, paths, clock),
+        identity=identity,
+        shared=Shared(config.limits.starts_at_once),
+    )
+
+
+def serve(config: Config) -> None:
+    """Run the server until SIGTERM or SIGINT. VMs and blockd go on afterwards."""
+    import uvloop
+
+    uvloop.run(_serve(config))
+
+
+async def _serve(config: Config) -> None:
+    paths = paths_of(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    assets = await asyncio.to_thread(ensure_assets, config, lambda *_: None)
+    async with _node(config, assets) as parts:
+        orchestrator = Orchestrator(parts)
+        await reconcile.reconcile(parts)
+        await _open_hot_memory(parts)
+        orchestrator.open()
+        settings = ApiSettings.from_config(config.api)
+        api = api_server(create_app(orchestrator, KeyRing.from_file(paths.api_key), settings))
+        listener = bind_unix(paths.api_socket)
+        api_task = asyncio.create_task(api.serve(sockets=[listener]), name="api")
+        domains = tuple(d for d in (settings.domain, "localhost") if d)
+        proxy = ProxyServer(SandboxRoutes(orchestrator), paths.api_socket, ProxySettings(domains=domains))
+        await proxy.start(config.api.host, config.api.port)
+        _log.info("serving on %s port %d", config.api.host, config.api.port)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopped, api_task}, return_when=asyncio.FIRST_COMPLETED)
+        await proxy.close(_CLOSE_DEADLINE_S)
+        api.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(api_task, _CLOSE_DEADLINE_S)
+        listener.close()
+        await orchestrator.close()
+        await parts.slots.close()
+
+
+async def _open_hot_memory(parts: Parts) -> None:
+    """Open the memory of every template that can run here, so that the first create finds it warm."""
+    from agentenv.orchestrator.start import memory_stack_id
+
+    for template in parts.store.templates():
+        layers = parts.store.snapshot(template.snapshot_id).memory_layers
+        await parts.blocks.open(memory_stack_id(layers), parts.layers.paths(layers), None, None, "page")
+
+
+def shut_down(config: Config, kill_sandboxes: bool, report: Callable[[str], None]) -> None:
+    """With the server stopped: pause (or kill) what runs, end blockd, remove all networks. Idempotent; blocks."""
+    paths = paths_of(config)
+    if paths.database.exists():
+        asyncio.run(_rest_sandboxes(config, kill_sandboxes, report))
+    strays = reconcile.kill_strays(paths.vms, set())
+    if strays:
+        report(f"ended {strays} VM(s) that no sandbox owned")
+    if asyncio.run(supervisor.stop(paths.run)):
+        report("the block server is stopped")
+    slots = remove_all(Layout(config.network.pool_cidr, paths.tag))
+    if slots:
+        report(f"removed {slots} network slot(s)")
+    paths.api_socket.unlink(missing_ok=True)
+    paths.blockd_socket.unlink(missing_ok=True)
+
+
+async def _rest_sandboxes(config: Config, kill_sandboxes: bool, report: Callable[[str], None]) -> None:
+    """Pause or kill every sandbox that has a VM; paused ones are killed only when asked."""
+    store = Store(paths_of(config).database, SystemClock())
+    await store.open()
+    live = [s for s in store.sandboxes() if s.vm is not None or (kill_sandboxes and s.state != "killed")]
+    await store.close()
+    if not live:
+        return
+    assets = await asyncio.to_thread(ensure_assets, config, lambda *_: None)
+    async with _node(config, assets) as parts:
+        orchestrator = Orchestrator(parts)
+        await reconcile.reconcile(parts)
+        for sandbox in parts.store.sandboxes():
+            if sandbox.state == "killed" or (sandbox.vm is None and not kill_sandboxes):
+                continue
+            verb, done = (orchestrator.kill, "killed") if kill_sandboxes else (orchestrator.pause, "paused")
+            try:
+                await verb(sandbox.sandbox_id)
+                report(f"{done} {sandbox.sandbox_id}")
+            except AgentEnvError as error:
+                report(f"{sandbox.sandbox_id} could not be {done}: {error}")
+        await orchestrator.close()
+        await parts.slots.close()

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Bring a Debian machine and this checkout to the point where `aenv up` works. Changes nothing that is there already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+die() { printf 'setup: %s\n' "$1" >&2; printf '  hint: %s\n' "$2" >&2; exit 1; }
+
+# --- Debian packages: what the node runs on, and a linker for the native programs -----------------------------------
+declare -A package_of=(
+  [ip]=iproute2 [nft]=nftables [mmdebstrap]=mmdebstrap [mke2fs]=e2fsprogs [zstd]=zstd [lz4]=lz4 [gcc]=gcc
+  [make]=make [curl]=curl
+)
+missing=()
+for program in "${!package_of[@]}"; do
+  PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=("${package_of[$program]}")
+done
+[ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing+=(libc6-dev)
+[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+if [ ${#missing[@]} -gt 0 ]; then
+  command -v apt-get >/dev/null || die "missing: ${missing[*]}" "install these with your distribution's package manager"
+  [ "$(id -u)" = 0 ] || die "missing: ${missing[*]}" "run \`make setup\` as root once, or: apt-get install ${missing[*]}"
+  say "install Debian packages: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || die "Python 3.11 or newer is needed" "set PYTHON to one"
+if [ ! -x .venv/bin/python ]; then
+  say "create the virtual environment .venv"
+  "$python" -m venv .venv 2>/dev/null || die "the venv module is missing" "apt-get install python3-venv"
+fi
+stamp=.venv/.installed-from
+if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+  say "install the Python packages"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+  touch "$stamp"
+fi
+
+# --- native programs ---------------------------------------------------------------------------------------------------
+newest=$(find native -name target -prune -o -type f \( -name '*.rs' -o -name 'Cargo.*' \) -newer src/agentenv/_bin/envd -print 2>/dev/null | head -n 1)
+if [ ! -x src/agentenv/_bin/blockd ] || [ ! -x src/agentenv/_bin/envd ] || [ -n "$newest" ]; then
+  say "build the native programs (a few minutes the first time)"
+  .venv/bin/python tools/build_native.py >&2
+  touch src/agentenv/_bin/blockd src/agentenv/_bin/envd
+fi
