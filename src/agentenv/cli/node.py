@@ -119,14 +119,14 @@ def node_domain(config: Config) -> str:
 
 
 def read_key(config: Config) -> str:
-    """This node's API key."""
+    """This node's API key: the first of its key file (one a line, `#` begins a comment)."""
     path = node_paths(config).api_key
     try:
-        key = path.read_text().split("\n", 1)[0].strip()
+        keys = [line.strip() for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     except FileNotFoundError as error:
         raise CliError(f"there is no API key in {path}", "`aenv up` makes one at its first run", Exit.UNREACHABLE) from error
     except OSError as error:
         raise CliError(f"cannot read the API key in {path}: {error.strerror}", "run aenv as root, or set E2B_API_KEY") from error
-    if not key:
-        raise CliError(f"the API key file {path} is empty", "remove it and run `aenv up`, which makes a new key")
-    return key
+    if not keys:
+        raise CliError(f"the API key file {path} holds no key", "remove it and run `aenv up`, which makes a new one")
+    return keys[0]

@@ -1,0 +1,76 @@
+"""Ways to run `aenv` in tests: in this process, or as a process of its own with a node that has no VMs."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+import agentenv
+from agentenv.cli.main import cli
+from agentenv.testing.fake_orchestrator import FakeOrchestrator
+
+KEY = "e2b_" + "ab" * 20
+SOURCE = Path(agentenv.__file__).parents[1]
+FAKE_SITE = Path(__file__).parent / "fake_site"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(condition, deadline_s=30.0):
+    end = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+@dataclass
+class Server:
+    url: str
+    orchestrator: FakeOrchestrator
+    key: str = KEY
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url, "E2B_API_KEY": self.key}
+
+
+@dataclass
+class Aenv:
+    """Runs `aenv` in this process against `server`."""
+
+    server: Server
+
+    def __call__(self, *arguments: str) -> Result:
+        return CliRunner().invoke(cli, list(arguments), env=self.server.environment, prog_name="aenv")
+
+    def start(self, *arguments: str) -> str:
+        result = self("start", *arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout.strip()
+
+
+def aenv_process(*arguments: str, **settings) -> subprocess.CompletedProcess:
+    """Runs `aenv` as a process of its own, with the fake wiring."""
+    return subprocess.run(
+        [sys.executable, "-m", "agentenv.cli", *arguments],
+        env=process_environment(settings.pop("env", {})),
+        capture_output=True,
+        text=True,
+        timeout=settings.pop("timeout", 120),
+        check=False,
+        **settings,
+    )
+
+
+def process_environment(extra: dict[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{FAKE_SITE}{os.pathsep}{SOURCE}", **extra}
