@@ -1,6 +1,6 @@
 """Writer and reader of the "newc" cpio format, as the kernel unpacks it (Linux Documentation/driver-api/early-userspace/buffer-format.rst).
 
-An archive is a row of entries and then zeros:
+An archive is a row of entries, then zeros up to a size that suits the firmware (`padding_bytes`):
 
     offset  size  field                      all numbers are 8 upper-case hex digits
          0     6  "070701"
@@ -27,10 +27,9 @@ TRAILER = "TRAILER!!!"
 MAX_FILE_BYTES = 0xFFFFFFFF
 """What the 8 hex digits of a size can say."""
 
-PAD_BYTES = 512
-"""Archives are filled up to a multiple of this, as `cpio` itself does; see `padding_bytes`."""
 PAGE_BYTES = 4096
-MAX_PAGE_REMAINDER_BYTES = 2048
+LAST_PAGE_BYTES = 512
+"""How far an archive reaches into its last page; see `padding_bytes`. `cpio` itself fills up to 512 too."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +91,15 @@ class CpioWriter:
 
 
 def padding_bytes(size_bytes: int) -> int:
-    """How many zeros to append to an initramfs of `size_bytes`.
+    """How many zeros to append to an initramfs of `size_bytes`, so that size % 4096 is 512.
 
-    QEMU's microvm puts the initramfs at the top of guest memory, its start rounded down to a page, so up to the next
-    page boundary `-size % 4096` bytes stay free above it; and there the firmware writes its ACPI tables. With too
-    little room they overlap the end of the archive and the guest hangs after "ACPI: Core revision". So the size is
-    filled up to a multiple of 512 (zeros after the trailer are allowed), and further, to just past a page boundary,
-    when less than half a page would stay free.
+    QEMU's microvm puts the initramfs at the top of guest memory, its start rounded down to a page, so only the rest of
+    its last page stays free above it; and there the firmware writes its ACPI tables. With too little room they
+    overlap: the guest hangs after "ACPI: Core revision" or finds no devices (measured with QEMU 10.0.2: remainders up
+    to 3072 boot, 3584 and more never do). 512 leaves 3584 bytes free, and unlike 0 does not lean on how the rounding is
+    done. Zeros after the trailer are allowed.
     """
-    padding = -size_bytes % PAD_BYTES
-    remainder = (size_bytes + padding) % PAGE_BYTES
-    if remainder == 0 or remainder > MAX_PAGE_REMAINDER_BYTES:
-        padding += PAGE_BYTES - remainder + PAD_BYTES if remainder else PAD_BYTES
-    return padding
+    return (LAST_PAGE_BYTES - size_bytes) % PAGE_BYTES
 
 
 def read_cpio(archive: bytes) -> Iterator[CpioEntry]:

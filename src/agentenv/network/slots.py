@@ -119,7 +119,7 @@ class SlotPool:
         self._making.add(slot.number)
         try:
             async with self._making_limit:
-                await asyncio.to_thread(_create, slot, self._denied)
+                await asyncio.to_thread(create, slot, self._denied)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(destroy, slot))
             raise
@@ -154,7 +154,7 @@ class SlotPool:
         task.add_done_callback(self._tasks.discard)
 
 
-def _create(slot: Slot, denied: Sequence[str]) -> None:
+def create(slot: Slot, denied: Sequence[str]) -> None:
     """Namespace, tap, link to the host and rules. The link is made from inside, so no host-wide rename is needed."""
     process.run(["ip", "netns", "add", slot.namespace], _COMMAND_DEADLINE_S)
     with netns.entered(slot.namespace):

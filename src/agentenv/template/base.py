@@ -17,7 +17,7 @@ from agentenv.config.schema import GuestConfig
 from agentenv.core.cleanup import Cleanup
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Internal
-from agentenv.core.ids import new_build_id, new_run_id, new_snapshot_id, new_template_id, new_token
+from agentenv.core.ids import new_build_id, new_run_id, new_snapshot_id, new_template_id
 from agentenv.core.model import Machine, RunningVm, Snapshot, Template, VmIdentity
 from agentenv.core.paths import NodePaths
 from agentenv.guest.client import GuestClient, GuestIdentity
@@ -132,8 +132,7 @@ class BaseBuilder:
         return VmSpec("aenv-template", work, self._machine(), memory.path, disk.path, slot.namespace, layout.TAP, layout.GUEST_MAC)
 
     async def _wait_and_warm(self, vm: Vm, spec: VmSpec, slot: layout.Slot, progress: Progress) -> str:
-        token = new_token()
-        nobody = GuestIdentity("template", NAME, token, {}, self._config.dns_servers)
+        nobody = GuestIdentity("template", NAME, "", {}, self._config.dns_servers)  # no token: every restore sets its own
         ended = asyncio.create_task(vm.ended())
         ready = asyncio.create_task(self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s))
         try:
@@ -148,7 +147,7 @@ class BaseBuilder:
             ended.cancel()
             ready.cancel()
         progress("warm the base template", None, None)
-        code, output = await self._guest.run(slot.namespace, token, _WARM_UP, _WARM_DEADLINE_S)
+        code, output = await self._guest.run(slot.namespace, _WARM_UP, _WARM_DEADLINE_S)
         if code != 0:
             raise Internal(f"the base template's warm-up failed with status {code}: {output[-500:]}")
         return version

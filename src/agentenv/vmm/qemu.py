@@ -117,7 +117,7 @@ class QemuDriver:
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
         """What snapshots made here depend on."""
         s = self._settings
-        return VmIdentity("qemu", s.accelerator, self._cpu(), s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
+        return VmIdentity("qemu", s.accelerator, _cpu(s.accelerator), s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> QemuVm:
         """Start from the kernel; the guest's console is kept in `work`/console.log."""
@@ -139,7 +139,7 @@ class QemuDriver:
 
     async def _start(self, spec: VmSpec, console: str, extra: list[str]) -> QemuVm:
         spec.work.mkdir(parents=True, exist_ok=True)
-        argv = [*self._settings.argv, *self._arguments(spec, console), *extra]
+        argv = [*command_line(self._settings, spec, console), *extra]
         log = spec.work / "vmm.log"
         pid = await asyncio.to_thread(process.spawn, argv, log, spec.work, spec.namespace, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         vm = QemuVm(pid, spec)
@@ -150,29 +150,33 @@ class QemuDriver:
             raise
         return vm
 
-    def _cpu(self) -> str:
-        return "host" if self._settings.accelerator == "kvm" else _TCG_CPU
 
-    def _arguments(self, spec: VmSpec, console: str) -> list[str]:
-        s = self._settings
-        accelerator = "kvm" if s.accelerator == "kvm" else f"tcg,thread=multi,tb-size={s.code_cache_mb}"
-        size = f"{spec.machine.memory_mb}M"
-        machine = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
-        memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
-        drive = f"id=root,file={spec.disk},format=raw,if=none,cache=writeback,aio=threads,discard=unmap,file.locking=off"
-        network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
-        return [
-            *("-name", f"{spec.name},process=aenv-vm"),
-            *("-accel", accelerator, "-cpu", self._cpu(), "-smp", str(spec.machine.vcpu_count), "-m", size, "-M", machine),
-            *("-object", memory),
-            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-            *("-chardev", f"{console.split(',')[0]},id=console,{console.split(',', 1)[1]}", "-serial", "chardev:console"),
-            *("-drive", drive, "-device", "virtio-blk-device,drive=root"),
-            *("-netdev", network, "-device", f"virtio-net-device,netdev=net,mac={spec.guest_mac}"),
-            *("-device", "virtio-rng-device"),
-            *("-global", "migration.send-configuration=off"),
-            *("-qmp", f"unix:{spec.work / 'qmp.sock'},server=on,wait=off"),
-        ]
+def _cpu(accelerator: str) -> str:
+    return "host" if accelerator == "kvm" else _TCG_CPU
+
+
+def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
+    """How QEMU is started for `spec`; a boot or a restore adds its own end. `console` is a chardev: `type,options`."""
+    accelerator = "kvm" if s.accelerator == "kvm" else f"tcg,thread=multi,tb-size={s.code_cache_mb}"
+    size = f"{spec.machine.memory_mb}M"
+    machine = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
+    memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
+    drive = f"id=root,file={spec.disk},format=raw,if=none,cache=writeback,aio=threads,discard=unmap,file.locking=off"
+    network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
+    kind, options = console.split(",", 1)
+    return [
+        *s.argv,
+        *("-name", f"{spec.name},process=aenv-vm"),
+        *("-accel", accelerator, "-cpu", _cpu(s.accelerator), "-smp", str(spec.machine.vcpu_count), "-m", size, "-M", machine),
+        *("-object", memory),
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-chardev", f"{kind},id=console,{options}", "-serial", "chardev:console"),
+        *("-drive", drive, "-device", "virtio-blk-device,drive=root"),
+        *("-netdev", network, "-device", f"virtio-net-device,netdev=net,mac={spec.guest_mac}"),
+        *("-device", "virtio-rng-device"),
+        *("-global", "migration.send-configuration=off"),
+        *("-qmp", f"unix:{spec.work / 'qmp.sock'},server=on,wait=off"),
+    ]
 
 
 def _last_words(work: Path) -> str:
