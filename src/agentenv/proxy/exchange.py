@@ -138,6 +138,10 @@ class Exchange:
             client.pending = pending[count:]
             self._body_sent = True
             upstream.write(head + (pending if count == len(pending) else pending[:count]))
+        if client.eof and not self.request_done:
+            self.client_lost()
+            client.abort(reset=False)
+            return
         client.update_reading()
 
     def _forwarding(self) -> Forwarding:
@@ -186,7 +190,7 @@ class Exchange:
             if self._upstream_eof:
                 self._end_tunnel()
             return True
-        if self.request_done and not self.head.keep_alive:
+        if not self.head.keep_alive and (self.upstream is None or self.request_done):
             return True  # it has announced its last request, and may well be reading
         self.client_lost()
         return False
