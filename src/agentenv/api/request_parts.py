@@ -84,11 +84,20 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidInput(f"the body is not valid JSON: {reason}") from error
+    if b"\\u" in raw:
+        _refuse_lone_surrogates(values)
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise InvalidInput("the body must be a JSON object")
     return values
+
+
+def _refuse_lone_surrogates(values: object) -> None:
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput("the body is not valid JSON: it holds half of a surrogate pair, which is no character") from error
 
 
 def _refuse_constant(name: str) -> Never:

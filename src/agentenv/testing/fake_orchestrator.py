@@ -85,7 +85,7 @@ class FakeOrchestrator:
         self._logs: defaultdict[str, list[LogEntry]] = defaultdict(list)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._failures: defaultdict[str, deque[BaseException]] = defaultdict(deque)
-        self._holds: dict[str, asyncio.Event] = {}
+        self._holds: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
 
     # -- steering, for tests
 
@@ -94,11 +94,11 @@ class FakeOrchestrator:
         self._failures[verb].append(error)
 
     @contextmanager
-    def hold(self, verb: str) -> Iterator[None]:
-        """Calls of `verb` stop in their intermediate state until the block ends."""
-        release = self._holds[verb] = asyncio.Event()
+    def hold(self, verb: str) -> Iterator[asyncio.Event]:
+        """Calls of `verb` stop in their intermediate state until the block ends; the event tells that one has got there."""
+        arrived, release = self._holds[verb] = (asyncio.Event(), asyncio.Event())
         try:
-            yield
+            yield arrived
         finally:
             release.set()
             del self._holds[verb]
@@ -208,6 +208,7 @@ class FakeOrchestrator:
                 self._move(sandbox_id, State.FORKING)
             try:
                 await self._work("fork")
+                self._alive(sandbox_id)
                 return [await self._fork_child(sandbox, timeout_s) for _ in range(count)]
             finally:
                 if was_running and self._sandboxes[sandbox_id].state not in _GONE:
@@ -250,7 +251,9 @@ class FakeOrchestrator:
         """What a real verb would spend its time on."""
         await asyncio.sleep(0)
         if verb in self._holds:
-            await self._holds[verb].wait()
+            arrived, release = self._holds[verb]
+            arrived.set()
+            await release.wait()
         if self._failures[verb]:
             raise self._failures[verb].popleft()
 

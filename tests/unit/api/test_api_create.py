@@ -1,0 +1,181 @@
+"""Creating: defaults, validation, what is refused by name, and the reply."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from agentenv.testing.fake_orchestrator import FakeOrchestrator
+
+V1, V2 = "/sandboxes", "/v2/sandboxes"
+
+
+async def test_reply_has_the_contracts_fields(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    response = await client.post(V2, json={"templateID": "base"})
+    assert response.status_code == 201
+    body = response.json()
+    stored = orchestrator.peek(body["sandboxID"])
+    assert body == {
+        "templateID": stored.template_id,
+        "sandboxID": stored.sandbox_id,
+        "clientID": "local",
+        "envdVersion": stored.envd_version,
+        "alias": "base",
+        "envdAccessToken": stored.access_token,
+        "trafficAccessToken": None,
+        "domain": "sandbox.test:3000",
+    }
+    assert len(stored.access_token) == 64
+
+
+@pytest.mark.parametrize(("path", "timeout_s"), [(V2, 300), (V1, 15)])
+async def test_defaults(path: str, timeout_s: int, client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    stored = orchestrator.peek((await client.post(path, json={"templateID": "base"})).json()["sandboxID"])
+    assert (stored.timeout_s, stored.on_timeout, stored.auto_resume) == (timeout_s, "kill", False)
+    assert (stored.allow_public_traffic, stored.allow_internet_access, stored.metadata, stored.env_vars) == (True, True, {}, {})
+
+
+async def test_everything_that_can_be_asked(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    body = {
+        "templateID": " Base:default ",
+        "timeout": 60,
+        "autoPause": True,
+        "autoPauseMemory": True,
+        "autoResume": {"enabled": True},
+        "allow_internet_access": False,
+        "network": {"allowPublicTraffic": False, "allowOut": [], "egressProxy": None},
+        "metadata": {"a": "b"},
+        "envVars": {"A": "=1"},
+        "mcp": None,
+        "iam": {"tokens": {}},
+        "volumeMounts": [],
+        "surprise": 1,
+    }
+    reply = (await client.post(V2, json=body)).json()
+    stored = orchestrator.peek(reply["sandboxID"])
+    assert (stored.timeout_s, stored.on_timeout, stored.auto_resume) == (60, "pause", True)
+    assert (stored.allow_public_traffic, stored.allow_internet_access) == (False, False)
+    assert (stored.metadata, stored.env_vars) == ({"a": "b"}, {"A": "=1"})
+    assert reply["trafficAccessToken"] == stored.traffic_token
+    assert stored.traffic_token not in (None, stored.access_token)
+
+
+async def test_null_is_absent(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    names = ("timeout", "autoPause", "autoPauseMemory", "autoResume", "allow_internet_access", "network", "metadata", "envVars")
+    response = await client.post(V2, json={"templateID": "base", **dict.fromkeys(names)})
+    assert orchestrator.peek(response.json()["sandboxID"]).timeout_s == 300
+
+
+@pytest.mark.parametrize("secure", [True, False, None])
+async def test_v1_is_secured_whatever_it_asks(secure: bool | None, client: httpx.AsyncClient):
+    assert (await client.post(V1, json={"templateID": "base", "secure": secure})).json()["envdAccessToken"]
+
+
+async def test_characters_beyond_the_basic_plane(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    response = await client.post(V2, content=json.dumps({"templateID": "base", "metadata": {"k": "\U0001f600"}}))
+    assert orchestrator.peek(response.json()["sandboxID"]).metadata == {"k": "\U0001f600"}
+
+
+async def test_body_without_length_and_type(client: httpx.AsyncClient):
+    async def chunks():
+        yield b'{"template'
+        yield b'ID":"base"}'
+
+    assert (await client.post(V2, content=chunks())).status_code == 201
+
+
+@pytest.mark.parametrize("path", [V1, V2])
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "templateID"),
+        ({"templateID": None}, "templateID"),
+        ({"templateID": 7}, "templateID"),
+        ({"templateID": ""}, "templateID"),
+        ({"templateID": "no spaces"}, "templateID"),
+        ({"templateID": "../etc"}, "templateID"),
+        ({"templateID": "a/b/c"}, "templateID"),
+        ({"templateID": "x" * 10_000}, "templateID"),
+        ({"templateID": "base", "timeout": 0}, "timeout: must be 1 to 86400"),
+        ({"templateID": "base", "timeout": -5}, "timeout: must be 1 to 86400"),
+        ({"templateID": "base", "timeout": 86401}, "Timeout cannot be greater than 24 hours"),
+        ({"templateID": "base", "timeout": 10**30}, "Timeout cannot be greater than 24 hours"),
+        ({"templateID": "base", "timeout": "300"}, "timeout"),
+        ({"templateID": "base", "timeout": 1.5}, "timeout"),
+        ({"templateID": "base", "timeout": True}, "timeout"),
+        ({"templateID": "base", "metadata": {"good": "x", "bad": 1}}, "metadata.bad"),
+        ({"templateID": "base", "metadata": ["x"]}, "metadata"),
+        ({"templateID": "base", "metadata": {"k": "\ud800"}}, "surrogate"),
+        ({"templateID": "base", "metadata": {"\ud800": "v"}}, "surrogate"),
+        ({"templateID": "base", "envVars": {"A": None}}, "envVars.A"),
+        ({"templateID": "base", "envVars": {"A=B": "x"}}, "envVars"),
+        ({"templateID": "base", "envVars": {"": "x"}}, "envVars"),
+        ({"templateID": "base", "envVars": {"A": "x\0y"}}, "envVars"),
+        ({"templateID": "base", "autoPause": "yes"}, "autoPause"),
+        ({"templateID": "base", "autoResume": True}, "autoResume"),
+        ({"templateID": "base", "network": "none"}, "network"),
+        ({"templateID": "base", "network": {"allowPublicTraffic": 0}}, "network.allowPublicTraffic"),
+        ({"templateID": "base", "autoPauseMemory": False}, "autoPauseMemory"),
+        ({"templateID": "base", "autoPauseMemory": False, "autoPause": True, "autoResume": {"enabled": True}}, "autoResume"),
+    ],
+)
+async def test_bad_fields_are_named(
+    path: str, fields: dict[str, Any], named: str, client: httpx.AsyncClient, orchestrator: FakeOrchestrator
+):
+    response = await client.post(path, content=json.dumps(fields))
+    assert (response.status_code, response.json()["code"]) == (400, 400)
+    assert named in response.json()["message"]
+    assert (await client.get(V1)).json() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"autoPauseMemory": False, "autoPause": True}, "autoPauseMemory"),
+        ({"network": {"allowOut": ["1.1.1.1"]}}, "network.allowOut"),
+        ({"network": {"denyOut": ["0.0.0.0/0"]}}, "network.denyOut"),
+        ({"network": {"dnsServers": ["9.9.9.9"]}}, "network.dnsServers"),
+        ({"network": {"egressProxy": {"address": "p:1080"}}}, "network.egressProxy"),
+        ({"network": {"maskRequestHost": "x"}}, "network.maskRequestHost"),
+        ({"network": {"httpsPorts": [443]}}, "network.httpsPorts"),
+        ({"network": {"rules": {"x.test": []}}}, "network.rules"),
+        ({"mcp": {"server": {}}}, "mcp"),
+        ({"iam": {"tokens": {"a": {"audience": "x"}}}}, "iam"),
+        ({"volumeMounts": [{"name": "v", "path": "/v"}]}, "volumeMounts"),
+    ],
+)
+async def test_unbuilt_fields_are_refused_by_name(fields: dict[str, Any], named: str, client: httpx.AsyncClient):
+    response = await client.post(V2, json={"templateID": "base", **fields})
+    assert response.status_code == 501
+    assert response.json()["error_code"] == "unsupported"
+    assert response.json()["message"].startswith(f"{named}: ")
+    assert (await client.get(V1)).json() == []
+
+
+async def test_unknown_template(client: httpx.AsyncClient):
+    response = await client.post(V2, json={"templateID": "nothing"})
+    assert response.status_code == 404
+    assert "nothing" in response.json()["message"]
+
+
+async def test_full_node(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    orchestrator.sandboxes_running = 0
+    response = await client.post(V2, json={"templateID": "base"})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_body_limit(declared: bool, client: httpx.AsyncClient):
+    body = b'{"templateID":"base","metadata":{"a":"' + b"x" * 70_000 + b'"}}'
+
+    async def chunks():
+        for start in range(0, len(body), 8192):
+            yield body[start : start + 8192]
+
+    response = await client.post(V2, content=body if declared else chunks())
+    assert response.status_code == 413
+    assert response.json()["code"] == 413
+    assert response.headers["should-retry"] == "false"

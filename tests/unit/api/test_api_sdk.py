@@ -1,0 +1,170 @@
+"""The official Python SDK against the API: what only needs the control plane."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from e2b import AsyncSandbox, Sandbox, SandboxQuery, SandboxState
+from e2b.exceptions import (
+    AuthenticationException,
+    NotFoundException,
+    RateLimitException,
+    SandboxException,
+    SandboxNotFoundException,
+)
+
+from agentenv.core.errors import LimitReached, Unavailable
+from agentenv.testing.fake_orchestrator import FakeOrchestrator
+
+Options = dict[str, Any]
+
+
+@pytest.fixture
+def options(live_port: int, key: str) -> Options:
+    url = f"http://127.0.0.1:{live_port}"
+    return {"api_key": key, "api_url": url, "sandbox_url": url}
+
+
+def test_create_and_info(options: Options, live_orchestrator: FakeOrchestrator, live_port: int):
+    sandbox = Sandbox.create("base", timeout=60, metadata={"a b": "c&d"}, envs={"A": "1"}, lifecycle={"on_timeout": "pause"}, **options)
+    stored = live_orchestrator.peek(sandbox.sandbox_id)
+    assert (stored.timeout_s, stored.on_timeout, stored.metadata, stored.env_vars) == (60, "pause", {"a b": "c&d"}, {"A": "1"})
+    assert sandbox.get_host(8000) == f"8000-{sandbox.sandbox_id}.localhost:{live_port}"
+    assert sandbox.traffic_access_token is None
+    info = sandbox.get_info()
+    assert (info.sandbox_id, info.name, info.state, info.metadata) == (sandbox.sandbox_id, "base", SandboxState.RUNNING, {"a b": "c&d"})
+    assert (info.cpu_count, info.memory_mb, info.envd_version) == (1, 512, stored.envd_version)
+    assert info.end_at - info.started_at == timedelta(seconds=60)
+
+
+def test_default_timeout(options: Options, live_orchestrator: FakeOrchestrator):
+    assert live_orchestrator.peek(Sandbox.create("base", **options).sandbox_id).timeout_s == 300
+
+
+def test_private_traffic_gives_a_token(options: Options):
+    sandbox = Sandbox.create("base", network={"allow_public_traffic": False}, **options)
+    assert sandbox.traffic_access_token
+
+
+def test_list_pages_and_filters(options: Options):
+    mark = str(uuid4())
+    created = [Sandbox.create("base", metadata={"mark": mark, "odd key": f"{n}&="}, **options).sandbox_id for n in range(5)]
+    paginator = Sandbox.list(query=SandboxQuery(metadata={"mark": mark}), limit=2, order="asc", **options)
+    seen: list[str] = []
+    while paginator.has_next:
+        items = paginator.next_items()
+        assert len(items) <= 2
+        seen += [item.sandbox_id for item in items]
+    assert sorted(seen) == sorted(created)
+    assert len(seen) == 5
+    (one,) = Sandbox.list(query=SandboxQuery(metadata={"odd key": "3&="}), **options).next_items()
+    assert one.sandbox_id == created[3]
+    both = SandboxQuery(state=[SandboxState.RUNNING, SandboxState.PAUSED], template="base", started_after=one.started_at)
+    assert one.sandbox_id in {item.sandbox_id for item in Sandbox.list(query=both, **options).next_items()}
+    assert Sandbox.list(query=SandboxQuery(template="unknown"), **options).next_items() == []
+
+
+def test_kill(options: Options):
+    sandbox = Sandbox.create("base", **options)
+    assert sandbox.kill() is True
+    assert sandbox.kill() is False
+    assert Sandbox.kill("nonexistingsandbox", **options) is False
+    with pytest.raises(SandboxNotFoundException):
+        sandbox.get_info()
+
+
+def test_pause_and_connect(options: Options, live_orchestrator: FakeOrchestrator):
+    sandbox = Sandbox.create("base", timeout=600, **options)
+    token = live_orchestrator.peek(sandbox.sandbox_id).access_token
+    sandbox.pause()
+    assert sandbox.get_info().state == SandboxState.PAUSED
+    with pytest.raises(SandboxNotFoundException):
+        Sandbox.connect("nonexistingsandbox", **options)
+    again = Sandbox.connect(sandbox.sandbox_id, timeout=700, **options)
+    assert again.get_info().state == SandboxState.RUNNING
+    assert live_orchestrator.peek(sandbox.sandbox_id).access_token == token
+    end_at = again.get_info().end_at
+    sandbox.connect(timeout=5)
+    assert again.get_info().end_at == end_at
+
+
+def test_pause_twice_is_false(options: Options):
+    sandbox = Sandbox.create("base", **options)
+    assert Sandbox.pause(sandbox.sandbox_id, **options) is not False
+    assert Sandbox.pause(sandbox.sandbox_id, **options) is False
+
+
+def test_set_timeout(options: Options):
+    sandbox = Sandbox.create("base", timeout=600, **options)
+    sandbox.set_timeout(5)
+    info = sandbox.get_info()
+    assert timedelta(0) < info.end_at - info.started_at < timedelta(seconds=30)
+    sandbox.set_timeout(0)
+    with pytest.raises(SandboxNotFoundException):
+        sandbox.set_timeout(10)
+
+
+def test_fork(options: Options, live_orchestrator: FakeOrchestrator):
+    sandbox = Sandbox.create("base", **options)
+    live_orchestrator.fail_next("fork_child", LimitReached("no room"))
+    results = sandbox.fork(count=3, timeout=30)
+    failed = [result for result in results if isinstance(result, Exception)]
+    children = [result for result in results if not isinstance(result, Exception)]
+    assert [type(error) for error in failed] == [RateLimitException]
+    assert len({child.sandbox_id for child in children} | {sandbox.sandbox_id}) == 3
+
+
+def test_fork_of_nothing(options: Options):
+    sandbox = Sandbox.create("base", **options)
+    sandbox.kill()
+    with pytest.raises(SandboxNotFoundException, match="doesn't exist"):
+        sandbox.fork()
+
+
+def test_errors_have_the_sdks_classes(options: Options, live_orchestrator: FakeOrchestrator):
+    with pytest.raises(AuthenticationException, match="not valid on this node"):
+        Sandbox.create("base", **{**options, "api_key": "e2b_" + "f" * 40})
+    with pytest.raises(SandboxException, match="404: template 'nothing' not found"):
+        Sandbox.create("nothing", **options)
+    with pytest.raises(SandboxException, match="400: Timeout cannot be greater than 24 hours"):
+        Sandbox.create("base", timeout=10**6, **options)
+    with pytest.raises(SandboxException, match="501: mcp"):
+        Sandbox.create("base", mcp={"exa": {"apiKey": "x"}}, **options)
+    live_orchestrator.sandboxes_running = 0
+    with pytest.raises(RateLimitException, match="limit of this node"):
+        Sandbox.create("base", retries=0, **options)
+
+
+def test_the_sdk_repeats_what_may_work_later(options: Options, live_orchestrator: FakeOrchestrator):
+    live_orchestrator.fail_next("create", Unavailable("starting"))
+    assert Sandbox.create("base", **options).sandbox_id
+
+
+def test_idempotency_key(options: Options):
+    key = str(uuid4())
+    first = Sandbox.create("base", idempotency_key=key, **options)
+    assert Sandbox.create("base", idempotency_key=key, **options).sandbox_id == first.sandbox_id
+    with pytest.raises(SandboxException, match="422"):
+        Sandbox.create("python", idempotency_key=key, **options)
+
+
+def test_unbuilt_calls_fail_at_once(options: Options):
+    sandbox = Sandbox.create("base", **options)
+    with pytest.raises(SandboxException, match="501"):
+        sandbox.get_metrics()
+    with pytest.raises(SandboxException, match="501"):
+        sandbox.create_snapshot()
+    with pytest.raises((SandboxException, NotFoundException), match="501"):
+        Sandbox.create("base", network={"deny_out": ["0.0.0.0/0"]}, **options)
+
+
+async def test_async_client(options: Options):
+    sandbox = await AsyncSandbox.create("base", **options)
+    assert (await sandbox.get_info()).state == SandboxState.RUNNING
+    await sandbox.pause()
+    assert (await (await AsyncSandbox.connect(sandbox.sandbox_id, **options)).get_info()).state == SandboxState.RUNNING
+    assert await sandbox.kill() is True
+    assert await sandbox.kill() is False
