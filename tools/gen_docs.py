@@ -54,7 +54,7 @@ def cli_page() -> str:
 
 
 def _help(verb: Verb) -> str:
-    parent = click.Context(cli, info_name="aenv")
+    parent = click.Context(cli, info_name="aenv", **cli.context_settings)
     context = click.Context(verb, info_name=verb.name, parent=parent, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH)
     return "\n".join(line.rstrip() for line in verb.get_help(context).splitlines())
 

@@ -34,7 +34,9 @@ class Api:
         import httpx
 
         self.target = target or find_target()
-        self._http = httpx.Client(base_url=self.target.api_url, headers={"X-API-KEY": self.target.api_key}, **_transport(self.target.api_url))
+        self._http = httpx.Client(
+            base_url=self.target.api_url, headers={"X-API-KEY": self.target.api_key}, **_transport(self.target.api_url)
+        )
 
     def __enter__(self) -> Api:
         return self

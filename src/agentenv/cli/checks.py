@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentenv import __version__
 from agentenv.cli.node import node_paths, node_url, read_record
 from agentenv.cli.server import is_healthy, port_holder
+from agentenv.core.errors import HostNotReady
+from agentenv.host import native
 from agentenv.host.doctor import Check, port_is_free
 
 if TYPE_CHECKING:
     from agentenv.config.schema import Config
 
-BIN = Path(__file__).parents[1] / "_bin"
 VERSION_DEADLINE_S = 10.0
 
 
@@ -25,10 +25,11 @@ def product_checks(config: Config) -> list[Check]:
 
 
 def _native(name: str, argument: str) -> Check:
-    path = BIN / name
-    cure = "`make setup` builds the native programs; an installed package brings them"
-    if not path.is_file():
-        return Check(name, "fail", f"{path} is missing", cure)
+    try:
+        path = native.program(name)
+    except HostNotReady as error:
+        return Check(name, "fail", error.message, error.hint)
+    cure = "build it anew with `make setup`, or install the wheel again"
     try:
         done = subprocess.run([path, argument], capture_output=True, text=True, timeout=VERSION_DEADLINE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -72,7 +72,7 @@ def exit_code(error: AgentEnvError) -> Exit:
     return Exit.NOT_FOUND if isinstance(error, NotFound) else Exit.FAILURE
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def cli() -> None:
     """Real Linux microVMs for agents: start, run, pause, fork and restart them on this machine.
 

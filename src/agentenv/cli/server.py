@@ -196,6 +196,7 @@ def serve_here(config: Config) -> None:
     """Be the server: record this process, serve until told to stop, remove the record."""
     from agentenv import wiring
 
+    _log_to_stderr()
     write_record(config)
     try:
         wiring.serve(config)
@@ -203,6 +204,15 @@ def serve_here(config: Config) -> None:
         record = read_record(config)
         if record is not None and record.pid == os.getpid():
             remove_record(config)
+
+
+def _log_to_stderr() -> None:
+    """One line per event, times in UTC."""
+    import logging
+
+    logging.Formatter.converter = time.gmtime
+    logging.basicConfig(level=logging.INFO, format="%(asctime)sZ %(levelname)s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request to the storage daemon
 
 
 def main() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,17 +27,16 @@ def command(verify: bool, as_json: bool) -> None:
 
     config = config_in_force()
     with ProgressReport() as progress:
-        found = wiring.ensure_assets(config, progress, verify=True) if verify else wiring.ensure_assets(config, progress)
-    facts = asdict(found) if is_dataclass(found) and not isinstance(found, type) else dict(found)
+        facts = asdict(wiring.ensure_assets(config, progress, verify=verify))
     if as_json:
         print_json(facts)
     else:
         print_fields(list(_flat(facts, "")))
 
 
-def _flat(value: dict[str, Any], prefix: str) -> Any:
+def _flat(value: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, item in value.items():
         if isinstance(item, dict):
             yield from _flat(item, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item, default=str)
+            yield f"{prefix}{key}", str(item) if isinstance(item, str | Path) else json.dumps(item, default=str)

@@ -16,9 +16,9 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @verb("doctor", section="Node")
 @json_option
 def command(as_json: bool) -> None:
-    """Check the host, the installation and the server. Changes nothing.
+    """Check the host, the installation and the server.
 
-    Exit code 0 when sandboxes can run here (there may be warnings), 1 when a check failed.
+    Changes nothing. Exit code 0 when sandboxes can run here (there may be warnings), 1 when a check failed.
     """
     from agentenv.cli.checks import product_checks
     from agentenv.cli.node import config_in_force

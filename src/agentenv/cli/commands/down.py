@@ -13,8 +13,9 @@ from agentenv.cli.verb import verb
 def command(kill_sandboxes: bool) -> None:
     """Pause every sandbox and stop the node.
 
-    Then the server, the storage daemon and the networks end. Nothing is lost: paused sandboxes are there again after the next `aenv up`, and `aenv resume` continues them. With
-    --kill running and paused sandboxes are killed for good. May be repeated.
+    Then the server, the storage daemon and the networks end. Nothing is lost: paused sandboxes are there again after
+    the next `aenv up`, and `aenv resume` continues them. With --kill running and paused sandboxes are killed for good.
+    May be repeated.
     """
     from agentenv import wiring
     from agentenv.cli.node import config_in_force, remove_record

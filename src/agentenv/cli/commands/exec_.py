@@ -23,7 +23,11 @@ def command(
 ) -> None:
     """Run a command in a sandbox.
 
-    Several words are taken as they are; a single one is a line for the shell: `aenv exec ID -- 'ls *.py | wc -l'`.
+    Several words are taken as they are; a single one is a line for the shell, as in
+
+    \b
+        aenv exec ID -- 'ls *.py | wc -l'
+
     Standard output and error come apart and byte for byte, standard input is passed on when it is not a terminal, and
     the exit code is the command's (128 + N when signal N ended it). Ctrl-C kills it. It ends with the sandbox.
     """

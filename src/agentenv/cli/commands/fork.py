@@ -21,7 +21,8 @@ from agentenv.cli.verb import json_option, verb
 def command(sandbox_id: str, count: int, timeout_s: int, as_json: bool) -> None:
     """Branch a sandbox into running copies.
 
-    The copies go on from this instant, memory included; their ids are printed. The original goes on (or stays paused). Each copy starts or fails by itself; the exit code is 1 when any failed.
+    The copies go on from this instant, memory included; their ids are printed. The original goes on (or stays paused).
+    Each copy starts or fails by itself; the exit code is 1 when any failed.
     """
     from agentenv.cli.api import Api, without_secrets
 

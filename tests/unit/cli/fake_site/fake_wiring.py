@@ -8,6 +8,8 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import agentenv.cli.server
 from agentenv.core.errors import HostNotReady
@@ -18,6 +20,18 @@ for name in ("HEALTH_DEADLINE_S", "STOP_DEADLINE_S"):
     if value := os.environ.get(f"FAKE_{name}"):
         setattr(agentenv.cli.server, name, float(value))
 KEY = "e2b_" + "0123456789" * 4
+
+
+@dataclass(frozen=True)
+class Kernel:
+    version: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Assets:
+    kernel: Kernel
+    verified: bool
 
 
 def prepare(config, progress):
@@ -60,4 +74,4 @@ def shut_down(config, kill_sandboxes, report):
 
 def ensure_assets(config, progress, verify=False):
     progress("fetch guest kernel", 1, 1)
-    return {"kernel": {"version": "6.12", "path": "/x"}, "verified": verify}
+    return Assets(Kernel("6.12", Path("/x")), verify)

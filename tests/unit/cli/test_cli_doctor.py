@@ -1,0 +1,136 @@
+"""The checks of `aenv doctor`: each outcome of each check, and what the command makes of them."""
+
+import json
+import os
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from agentenv.cli import checks
+from agentenv.cli.main import cli
+from agentenv.cli.node import load_config
+from agentenv.host import doctor
+from agentenv.host.doctor import Check, host_checks, kvm_kind
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["doctor", *arguments], prog_name="aenv")
+
+
+def test_every_check_that_is_not_ok_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = host_checks(load_config())
+    assert len({check.name for check in found}) == len(found)
+    for check in found:
+        assert check.detail
+        assert check.status == "ok" or check.hint, check.name
+    missing = [check for check in found if check.name in ("ip", "nft", "mmdebstrap", "mke2fs")]
+    assert [check.status for check in missing] == ["fail"] * 4
+    assert all("apt install" in check.hint for check in missing)
+
+
+def test_json_shape_and_exit_code(monkeypatch):
+    monkeypatch.setattr(doctor, "host_checks", lambda config: [Check("root", "ok", "fine"), Check("kvm", "warn", "slow", "faster machine")])
+    monkeypatch.setattr(checks, "product_checks", lambda config: [])
+    result = run("--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == [
+        {"name": "root", "status": "ok", "detail": "fine", "hint": ""},
+        {"name": "kvm", "status": "warn", "detail": "slow", "hint": "faster machine"},
+    ]
+    monkeypatch.setattr(checks, "product_checks", lambda config: [Check("envd", "fail", "missing", "build it")])
+    result = run()
+    assert result.exit_code == 1
+    assert "fail  envd" in result.stdout
+    assert "-> build it" in result.stdout
+    assert "not ready: envd" in result.stderr
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("present", "accessible", "kind"),
+    [
+        ((), True, "absent"),
+        (("/dev/kvm",), True, "usable"),
+        (("/dev/kvm",), False, "forbidden"),
+        (("/dev/kvm", "/sys/module/kvm_pvm"), True, "pvm"),
+    ],
+)
+def test_kvm_kinds(monkeypatch, present, accessible, kind):
+    monkeypatch.setattr(doctor.Path, "exists", lambda path: str(path) in present)
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: accessible)
+    assert kvm_kind() == kind
+
+
+@pytest.mark.parametrize("kind", ["absent", "pvm", "forbidden"])
+def test_kvm_is_only_fatal_when_it_is_demanded(monkeypatch, kind):
+    monkeypatch.setattr(doctor, "kvm_kind", lambda: kind)
+    assert doctor._kvm(load_config()).status == "warn"
+    demanded = doctor._kvm(load_config(vmm_accelerator="kvm"))
+    assert demanded.status == "fail"
+    assert "vmm.accelerator" in demanded.hint
+
+
+def test_a_device_that_is_absent_or_forbidden(tmp_path, monkeypatch):
+    absent = doctor._device(str(tmp_path / "fuse"), 10, 229, "why", "modprobe fuse")
+    assert absent.status == "fail"
+    assert "modprobe fuse" in absent.hint
+    assert "c 10 229" in absent.hint
+
+    def refuse(*_arguments):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(doctor.os, "open", refuse)
+    assert "Operation not permitted" in doctor._device("/dev/fuse", 10, 229, "why", "x").detail
+
+
+@pytest.mark.parametrize(("free", "status"), [(100 << 20, "fail"), (4 << 30, "warn"), (100 << 30, "ok")])
+def test_disk(monkeypatch, free, status):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free})())
+    check = doctor._disk(load_config())
+    assert check.status == status
+
+
+def test_memory_names_the_settings(monkeypatch):
+    monkeypatch.setattr(doctor, "_meminfo", lambda: {"MemAvailable": 100 << 10})
+    check = doctor._memory(load_config())
+    assert check.status == "warn"
+    assert "limits.memory_reserve_mb" in check.hint
+
+
+@pytest.mark.parametrize(
+    ("release", "status"), [("5.4.0-generic", "fail"), ("5.10.0", "ok"), ("6.12.9+deb13-cloud-amd64", "ok"), ("6.1", "ok")]
+)
+def test_kernel_versions(monkeypatch, release, status):
+    monkeypatch.setattr(doctor.platform, "release", lambda: release)
+    assert doctor._kernel().status == status
+
+
+def test_not_root(monkeypatch):
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 1000)
+    assert doctor._root().status == "fail"
+
+
+def test_busy_port_is_told_with_its_holder():
+    config = load_config()
+    with socket.create_server(("127.0.0.1", config.api.port)):
+        check = checks._server(config)
+    assert check.status == "fail"
+    assert f"(pid {os.getpid()})" in check.detail
+    assert checks._server(config).status == "ok"
+
+
+def test_native_programs(monkeypatch, tmp_path):
+    monkeypatch.setattr("agentenv.host.native.FOLDER", tmp_path)
+    assert checks._native("blockd", "version").status == "fail"
+    program = tmp_path / "blockd"
+    program.write_text("#!/bin/sh\necho blockd 1.2.3\n")
+    program.chmod(0o755)
+    assert checks._native("blockd", "version") == Check("blockd", "ok", "blockd 1.2.3")
+    program.write_text("#!/bin/sh\necho broken library >&2; exit 127\n")
+    broken = checks._native("blockd", "version")
+    assert broken.status == "fail"
+    assert "broken library" in broken.detail
+    program.write_text("not a program")
+    assert checks._native("blockd", "version").status == "fail"

@@ -1,0 +1,171 @@
+"""What holds for every command: help, sections, exit codes, colour, progress, documentation."""
+
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from aenv_runner import process_environment
+from click.testing import CliRunner
+
+from agentenv.cli import output
+from agentenv.cli.commands import __path__ as command_folder
+from agentenv.cli.exits import EXIT_CODES, CliError, Exit
+from agentenv.cli.main import cli, exit_code
+from agentenv.cli.output import ProgressReport, clean, duration, size
+from agentenv.cli.verb import SECTIONS, Verb
+from agentenv.core import errors
+
+ROOT = Path(__file__).parents[3]
+CONTEXT = click.Context(cli, info_name="aenv")
+NAMES = cli.list_commands(CONTEXT)
+
+
+def test_every_module_is_a_command_with_section_and_help():
+    modules = [path.stem for path in Path(next(iter(command_folder))).glob("*.py") if path.stem != "__init__"]
+    assert sorted(name.rstrip("_") for name in modules) == NAMES
+    for name in NAMES:
+        verb = cli.get_command(CONTEXT, name)
+        assert isinstance(verb, Verb)
+        assert verb.name == name
+        assert verb.section in SECTIONS
+        assert 10 < len(verb.help.splitlines()[0]) <= 60, f"the first line of {name}'s help must fit the list"
+
+
+@pytest.mark.parametrize("name", ["ls", "env", "doctor", "info", "logs", "templates", "config", "assets", "version", "start", "fork"])
+def test_every_read_verb_has_json(name):
+    assert any("--json" in option.opts for option in cli.get_command(CONTEXT, name).params)
+
+
+def test_help_names_every_command_and_is_quick():
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "agentenv.cli", "--help"], env=process_environment({}), capture_output=True, text=True, check=True
+    )
+    spent_s = time.monotonic() - begun
+    for name in NAMES:
+        assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE)
+    assert spent_s < 2.0, "heavy modules are imported too early"  # 0.2 s alone; the limit allows for a loaded machine
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom agentenv.cli.main import cli\nfrom click.testing import CliRunner\n"
+        "assert CliRunner().invoke(cli, ['--help']).exit_code == 0\n"
+        "print([name for name in ('httpx', 'e2b', 'pydantic', 'rich', 'fastapi', 'asyncio') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=process_environment({}), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["ls", "--nonsense"], ["info"], ["exec", "iabc"], ["fork", "iabc", "--count", "0"]])
+def test_usage_errors_exit_2_on_stderr(arguments):
+    result = CliRunner().invoke(cli, arguments, prog_name="aenv")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "--help" in result.stderr
+
+
+def test_exit_codes_are_all_documented():
+    assert set(EXIT_CODES) == set(Exit)
+    for cls in errors.all_errors():
+        assert exit_code(cls("x")) in EXIT_CODES
+    assert exit_code(errors.NotFound("x")) == Exit.NOT_FOUND
+    assert exit_code(errors.InvalidInput("x")) == Exit.USAGE
+    assert exit_code(errors.StorageFull("x")) == Exit.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "shown"),
+    [
+        (CliError("cause", "step", 4), 4, "error: cause\nhint: step\n"),
+        (errors.NotFound("gone", "look"), 3, "error: gone\nhint: look\n"),
+        (errors.Conflict("busy"), 1, "error: busy\n"),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+    ],
+)
+def test_failures_end_with_message_hint_and_code(monkeypatch, raised, code, shown):
+    def fail(**_arguments):
+        raise raised
+
+    monkeypatch.setattr(cli.get_command(CONTEXT, "version"), "callback", fail)
+    result = CliRunner().invoke(cli, ["version"], prog_name="aenv")
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", shown)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "fancy"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"TERM": ""}, False)],
+)
+def test_colour_only_where_it_is_welcome(monkeypatch, environment, fancy):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert output.is_fancy(Terminal()) is fancy
+    assert output.is_fancy(io.StringIO()) is False
+    assert ("\x1b[" in output.styled("x", Terminal(), fg="red")) is fancy
+
+
+def test_plain_progress_is_lines_not_floods(monkeypatch):
+    errors_shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", errors_shown)
+    with ProgressReport() as progress:
+        for done in range(0, 1001, 10):
+            progress("fetch kernel (bytes)", done * 1024, 1000 * 1024)
+        progress("fetch kernel (bytes)", 1000 * 1024, 1000 * 1024)
+        progress("build", None, None)
+    assert errors_shown.getvalue().splitlines() == ["fetch kernel: 0 B / 1000.0 KiB", "fetch kernel: 1000.0 KiB / 1000.0 KiB", "build"]
+
+
+def test_bars_on_a_terminal(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen)
+    with ProgressReport() as progress:
+        progress("fetch kernel (bytes)", 512, 1024)
+        progress("[odd] step", None, None)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "fetch kernel" in shown
+    assert "512 B / 1.0 KiB" in shown
+    assert "[odd] step" in shown
+
+
+def test_words_for_people():
+    assert [duration(s) for s in (-1, 0, 59, 60, 3600, 86400 + 7200)] == ["0s", "0s", "59s", "1m", "1h 0m", "1d 2h"]
+    assert [size(n) for n in (0, 1023, 1024, 5 << 30, 3 << 40)] == ["0 B", "1023 B", "1.0 KiB", "5.0 GiB", "3.0 TiB"]
+    assert clean("a\x1b[31mb\x00\n\tc\x9b") == "a\ufffd[31mb\ufffd\n\tc\ufffd"
+
+
+@pytest.fixture(scope="module")
+def gen_docs():
+    spec = importlib.util.spec_from_file_location("gen_docs", ROOT / "tools" / "gen_docs.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_fresh(gen_docs):
+    assert [str(path.relative_to(ROOT)) for path in gen_docs.stale_pages()] == [], "run `make docs`"
+
+
+def test_stale_and_absent_pages_are_found(gen_docs, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "cli.md").write_text("old")
+    assert {str(path.relative_to(tmp_path)) for path in gen_docs.stale_pages(tmp_path)} == set(gen_docs.PAGES)
+
+
+def test_pages_hold_every_state_error_and_command(gen_docs):
+    from agentenv.core.lifecycle import State
+
+    assert all(f"`{state}`" in gen_docs.lifecycle_page() for state in State)
+    assert all(f"`{cls.code}`" in gen_docs.errors_page() for cls in errors.all_errors())
+    assert all(f"### aenv {name}\n" in gen_docs.cli_page() for name in NAMES)
