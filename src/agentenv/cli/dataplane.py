@@ -80,9 +80,24 @@ def sdk_errors(sandbox_id: str) -> Iterator[None]:
     except sdk.SandboxException as error:
         raise CliError(str(error), f"`aenv logs {sandbox_id}` may say more") from error
     except (OSError, httpx.TransportError) as error:
-        raise CliError(
-            f"lost the connection to the node: {error}", "is the node up? `aenv up --detach` starts it", Exit.UNREACHABLE
-        ) from error
+        raise _lost(sandbox_id, error) from error
+    except Exception as error:
+        if not _is_transport_error(error):
+            raise
+        raise _lost(sandbox_id, error) from error
+
+
+def _is_transport_error(error: Exception) -> bool:
+    """Some failures of a stream leave the SDK as they are: those of its transport, and a bare `Exception` at an early end."""
+    return type(error) is Exception or type(error).__module__.split(".")[0] in ("connectrpc", "pyqwest")
+
+
+def _lost(sandbox_id: str, error: Exception) -> CliError:
+    return CliError(
+        f"lost the connection to sandbox {sandbox_id}: {error}",
+        "`aenv ls --all` shows whether it lives, `aenv doctor` whether the node does",
+        Exit.UNREACHABLE,
+    )
 
 
 def first_sentence(error: BaseException) -> str:
