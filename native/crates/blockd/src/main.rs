@@ -1,2 +1,120 @@
-//! Placeholder crate root, replaced by the first commit of the crate.
-fn main() {}
+//! Serves layer stacks as files, captures guest memory, and looks into layers.
+
+mod api;
+mod capture;
+mod fuse;
+mod inspect;
+mod layers;
+mod serve;
+mod stacks;
+mod sys;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "blockd", about = "Layer stacks as block storage", disable_version_flag = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the daemon in the foreground.
+    Serve {
+        /// Unix socket of the API.
+        #[arg(long)]
+        socket: PathBuf,
+        /// Folder where open stacks appear as files.
+        #[arg(long)]
+        mount: PathBuf,
+        /// Threads that serve file requests.
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+        threads: u16,
+        /// Log more.
+        #[arg(long, short)]
+        verbose: bool,
+    },
+    /// Describe a layer file, or an upper's data and index files, as JSON.
+    Inspect {
+        /// A layer, data or index file.
+        file: PathBuf,
+    },
+    /// Write the flat bytes of a stack to standard output.
+    Cat {
+        /// An overlaybd config.v1.json.
+        config: PathBuf,
+    },
+    /// Check a layer file or all files of a config; exit code 1 on findings.
+    Fsck {
+        /// A layer file or a config.v1.json.
+        file: PathBuf,
+    },
+    /// Print the version.
+    Version,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("blockd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Serve {
+            socket,
+            mount,
+            threads,
+            verbose,
+        } => {
+            start_log(verbose);
+            let threads = usize::from(threads);
+            serve::run(&serve::ServeOptions {
+                socket,
+                mount,
+                threads,
+            })?;
+        }
+        Command::Inspect { file } => {
+            let report = serde_json::to_string_pretty(&inspect::inspect(&file)?)?;
+            writeln!(std::io::stdout(), "{report}")?;
+        }
+        Command::Cat { config } => inspect::cat(&config, &mut std::io::stdout().lock())?,
+        Command::Fsck { file } => {
+            let findings = inspect::fsck(&file);
+            for finding in &findings {
+                writeln!(std::io::stdout(), "{finding}")?;
+            }
+            if !findings.is_empty() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Command::Version => {
+            writeln!(std::io::stdout(), "blockd {}", env!("CARGO_PKG_VERSION"))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start_log(verbose: bool) {
+    let level = if verbose {
+        tracing::Level::DEBUG
+    } else {
+        tracing::Level::INFO
+    };
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .with_max_level(level)
+        .init();
+}

@@ -1,1 +1,38 @@
-//! Layer format library.
+//! overlaybd LSMT layers: read, write, stack and seal them.
+//!
+//! A *layer* maps ranges of a virtual disk to ranges of one file; a *stack* is
+//! an ordered list of sealed layers with at most one writable *upper* on top.
+//! Everything is counted in 512-byte sectors on disk and in bytes at the public
+//! edge ([`Stack::read_at`], [`Stack::write_at`]).
+//!
+//! What this crate owns:
+//! - the byte layout ([`format`]) and all checks of untrusted files;
+//! - sealed layers ([`RoLayer`]) over any [`Blob`];
+//! - the append log upper ([`AppendUpper`]) and its crash rules;
+//! - the one merged index of all lowers ([`MergedIndex`]);
+//! - writing a sealed file in one pass ([`LayerWriter`], [`commit`]).
+//!
+//! Invariants: no input file makes the crate allocate more than a fixed bound;
+//! a failed operation leaves no partial output and an unharmed stack; only one
+//! process at a time holds an upper.
+#![forbid(unsafe_code)]
+
+pub mod blob;
+pub mod commit;
+pub mod extents;
+pub mod format;
+pub mod layer;
+pub mod merge;
+pub mod stack;
+mod sys;
+pub mod upper;
+mod upper_log;
+pub mod writer;
+
+pub use blob::{Blob, BlobError, FileBlob};
+pub use commit::{commit, import_raw, ImportSummary};
+pub use layer::{LayerError, RoLayer};
+pub use merge::MergedIndex;
+pub use stack::{SealedUpper, Stack, StackError, StackSpec, UpperPaths};
+pub use upper::{AppendUpper, UpperError, UpperStats};
+pub use writer::{LayerInfo, LayerWriter, WriteError};

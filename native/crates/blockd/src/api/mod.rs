@@ -1,0 +1,328 @@
+//! HTTP/1.1 and JSON on a Unix socket.
+//!
+//! Handlers decode, hand the blocking work to a thread, and encode. Invariants:
+//! every error has the one shape of [`error::ApiError`]; a body is at most
+//! 8 MiB; two writers of one output file never run at the same time.
+
+pub mod error;
+pub mod models;
+mod outputs;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{header, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::Router;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::capture::maps::FileIdentity;
+use crate::capture::{self, CaptureError};
+use crate::layers;
+use crate::stacks::{check_absolute, Registry};
+use error::{ApiError, Code};
+use models::{
+    CacheMode, CaptureRequest, Captured, CommitRequest, ImportRequest, Info, OpenStack, SealStack,
+    ShutdownRequest, StackList, WrittenLayer,
+};
+use outputs::Outputs;
+
+/// Largest request body.
+const MAX_BODY_BYTES: usize = 8 << 20;
+/// Version of the protocol; raised when an old caller would misread it.
+const PROTOCOL: u32 = 1;
+
+/// What the handlers work on.
+pub struct App {
+    /// The open stacks.
+    pub registry: Arc<Registry>,
+    /// Device number of the mount, as `stat` reports it.
+    pub mount_device: u64,
+    outputs: Outputs,
+    stop: watch::Sender<bool>,
+}
+
+impl App {
+    /// `stop` is set to true when a caller asks the daemon to end.
+    pub fn new(registry: Arc<Registry>, mount: &FilePath, stop: watch::Sender<bool>) -> std::io::Result<App> {
+        Ok(App {
+            registry,
+            mount_device: std::fs::metadata(mount)?.dev(),
+            outputs: Outputs::default(),
+            stop,
+        })
+    }
+}
+
+type Shared = State<Arc<App>>;
+type Body = Result<Bytes, BytesRejection>;
+
+/// All routes.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/info", get(info))
+        .route("/v1/stacks", get(list_stacks))
+        .route(
+            "/v1/stacks/{id}",
+            get(get_stack).put(open_stack).delete(close_stack),
+        )
+        .route("/v1/stacks/{id}/seal", post(seal_stack))
+        .route("/v1/stacks/{id}/flush", post(flush_stack))
+        .route("/v1/captures", post(capture_memory))
+        .route("/v1/imports", post(import_image))
+        .route("/v1/commits", post(commit_layers))
+        .route("/v1/shutdown", post(shutdown))
+        .fallback(|| async { no_route() })
+        .method_not_allowed_fallback(|| async { no_route() })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(app)
+}
+
+fn no_route() -> ApiError {
+    let message = "no such route or method";
+    ApiError::new(Code::NotFound, message, "GET /v1/info shows the protocol version")
+}
+
+/// A JSON reply.
+struct Json<T>(StatusCode, T);
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        match serde_json::to_vec(&self.1) {
+            Ok(body) => {
+                let kind = [(header::CONTENT_TYPE, "application/json")];
+                (self.0, kind, body).into_response()
+            }
+            // A path that is not UTF-8 has no JSON form.
+            Err(error) => ApiError::new(
+                Code::Internal,
+                format!("cannot encode the reply: {error}"),
+                "use paths that are valid UTF-8",
+            )
+            .into_response(),
+        }
+    }
+}
+
+fn decode<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
+    let bytes = body.map_err(|error| {
+        let message = format!("cannot read the body: {error}");
+        ApiError::invalid(message, format!("send at most {MAX_BODY_BYTES} bytes"))
+    })?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        let message = format!("the body is not what this route expects: {error}");
+        ApiError::invalid(message, "correct the JSON body")
+    })
+}
+
+/// Runs blocking work on a thread of its own.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<Json<T>, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result.map(|value| Json(StatusCode::OK, value)),
+        Err(error) => Err(ApiError::new(
+            Code::Internal,
+            format!("a worker failed: {error}"),
+            "report this with the daemon's log",
+        )),
+    }
+}
+
+async fn info(State(app): Shared) -> Json<Info> {
+    let info = Info {
+        program: "blockd",
+        version: env!("CARGO_PKG_VERSION"),
+        protocol: PROTOCOL,
+        pid: std::process::id(),
+        mount: app.registry.mount().to_owned(),
+        exports: vec!["fuse"],
+    };
+    Json(StatusCode::OK, info)
+}
+
+async fn list_stacks(State(app): Shared) -> Result<impl IntoResponse, ApiError> {
+    blocking(move || {
+        let entries = app.registry.all().into_iter();
+        let stacks = entries.map(|entry| app.registry.describe(&entry)).collect();
+        Ok(StackList { stacks })
+    })
+    .await
+}
+
+async fn get_stack(
+    State(app): Shared,
+    Path(id): Path<String>,
+) -> Result<impl IntoResponse, ApiError> {
+    blocking(move || {
+        let entry = app.registry.by_id(&id).ok_or_else(|| ApiError::no_stack(&id))?;
+        Ok(app.registry.describe(&entry))
+    })
+    .await
+}
+
+async fn open_stack(
+    State(app): Shared,
+    Path(id): Path<String>,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let request: OpenStack = decode(body)?;
+    blocking(move || app.registry.open(&id, &request)).await
+}
+
+async fn seal_stack(
+    State(app): Shared,
+    Path(id): Path<String>,
+    body: Body,
+) -> Result<impl IntoResponse, ApiError> {
+    let request: SealStack = decode(body)?;
+    blocking(move || app.registry.seal(&id, &request)).await
+}
+
+async fn flush_stack(State(app): Shared, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    blocking(move || app.registry.flush(&id)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+struct CloseQuery {
+    #[serde(default)]
+    force: bool,
+}
+
+async fn close_stack(
+    State(app): Shared,
+    Path(id): Path<String>,
+    query: Result<Query<CloseQuery>, QueryRejection>,
+) -> Result<StatusCode, ApiError> {
+    let Query(query) = query.map_err(|error| {
+        ApiError::invalid(error.to_string(), "the only parameter is force=true|false")
+    })?;
+    blocking(move || app.registry.close(&id, query.force)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn capture_memory(State(app): Shared, body: Body) -> Result<impl IntoResponse, ApiError> {
+    let request: CaptureRequest = decode(body)?;
+    blocking(move || capture_now(&app, &request)).await
+}
+
+fn capture_now(app: &App, request: &CaptureRequest) -> Result<Captured, ApiError> {
+    check_absolute(&request.output)?;
+    let id = &request.stack;
+    let entry = app.registry.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
+    if entry.cache != CacheMode::Page || entry.is_writable() {
+        let message = format!("stack {id:?} is not a read-only stack with cache mode \"page\"");
+        let hint = "capture the stack the process maps as its memory";
+        return Err(ApiError::invalid(message, hint));
+    }
+    let _claim = app.outputs.claim(&request.output)?;
+    let file = FileIdentity {
+        major: nix::sys::stat::major(app.mount_device),
+        minor: nix::sys::stat::minor(app.mount_device),
+        inode: entry.inode,
+    };
+    let outcome = capture::capture(request.pid, file, &entry.stack, &request.output, request.sync)
+        .map_err(|error| capture_error(error, id))?;
+    Ok(Captured {
+        output: outcome.layer.path,
+        virtual_size_bytes: outcome.layer.virtual_size_bytes,
+        size_bytes: outcome.layer.size_bytes,
+        pages: outcome.pages,
+        zero_pages: outcome.zero_pages,
+        stored_pages: outcome.pages - outcome.zero_pages,
+        find_us: outcome.find_us,
+        copy_us: outcome.copy_us,
+    })
+}
+
+fn capture_error(error: CaptureError, id: &str) -> ApiError {
+    let message = format!("capture of stack {id:?}: {error}");
+    match error {
+        CaptureError::Stack(error) => ApiError::from(error),
+        CaptureError::NoProcess { .. } => {
+            ApiError::new(Code::NotFound, message, "the VMM has ended; nothing to capture")
+        }
+        CaptureError::NotMapped { .. } => {
+            let hint = "the process must map the stack's file with MAP_PRIVATE";
+            ApiError::invalid(message, hint)
+        }
+        CaptureError::MappedTwice { .. } => {
+            ApiError::invalid(message, "map every part of the file once only")
+        }
+        CaptureError::Process { source, .. } => ApiError::io(&message, &source),
+    }
+}
+
+async fn import_image(State(app): Shared, body: Body) -> Result<impl IntoResponse, ApiError> {
+    let request: ImportRequest = decode(body)?;
+    blocking(move || {
+        check_absolute(&request.source)?;
+        check_absolute(&request.output)?;
+        let _claim = app.outputs.claim(&request.output)?;
+        let size_bytes = request.virtual_size_bytes;
+        let layer = lsmt::import_raw(&request.source, &request.output, size_bytes, request.sync)?;
+        written(layer)
+    })
+    .await
+}
+
+async fn commit_layers(State(app): Shared, body: Body) -> Result<impl IntoResponse, ApiError> {
+    let request: CommitRequest = decode(body)?;
+    blocking(move || {
+        check_absolute(&request.output)?;
+        request.lowers.iter().try_for_each(|path| check_absolute(path))?;
+        if request.lowers.is_empty() {
+            let message = "there are no layers to commit";
+            return Err(ApiError::invalid(message, "list at least one layer in lowers"));
+        }
+        let _claim = app.outputs.claim(&request.output)?;
+        written(lsmt::commit(&request.lowers, &request.output, request.sync)?)
+    })
+    .await
+}
+
+fn written(layer: lsmt::LayerInfo) -> Result<WrittenLayer, ApiError> {
+    let sha256 = layers::sha256_hex(&layer.path)
+        .map_err(|error| ApiError::io(&format!("cannot read {}", layer.path.display()), &error))?;
+    Ok(WrittenLayer {
+        output: layer.path,
+        size_bytes: layer.size_bytes,
+        virtual_size_bytes: layer.virtual_size_bytes,
+        stored_bytes: layer.stored_bytes,
+        sha256,
+    })
+}
+
+async fn shutdown(State(app): Shared, body: Body) -> Result<StatusCode, ApiError> {
+    let is_empty = body.as_ref().is_ok_and(Bytes::is_empty);
+    let request = if is_empty {
+        ShutdownRequest::default()
+    } else {
+        decode(body)?
+    };
+    let busy = app.registry.busy();
+    if !busy.is_empty() && !request.force {
+        let message = format!("{} stacks have open handles: {}", busy.len(), first_few(&busy));
+        let hint = "close their users first, or send {\"force\": true}";
+        return Err(ApiError::new(Code::Busy, message, hint));
+    }
+    app.stop.send_replace(true);
+    Ok(StatusCode::ACCEPTED)
+}
+
+fn first_few(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let mut text = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN {
+        text.push_str(", ...");
+    }
+    text
+}

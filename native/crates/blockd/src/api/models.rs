@@ -1,0 +1,238 @@
+//! JSON bodies of the socket. Sizes are bytes, paths absolute.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// How the kernel caches a stack's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheMode {
+    /// Through the page cache, shared by all who map the file. Read-only stacks.
+    Page,
+    /// Past the page cache, so that lowers are not cached twice.
+    Direct,
+}
+
+/// The two files of an upper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upper {
+    /// Data file.
+    pub data: PathBuf,
+    /// Index file.
+    pub index: PathBuf,
+}
+
+impl From<&Upper> for lsmt::UpperPaths {
+    fn from(upper: &Upper) -> lsmt::UpperPaths {
+        lsmt::UpperPaths {
+            data: upper.data.clone(),
+            index: upper.index.clone(),
+        }
+    }
+}
+
+/// Who owns a stack's file besides root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// Body of `PUT /v1/stacks/{id}`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenStack {
+    /// Sealed layers, bottom first.
+    #[serde(default)]
+    pub lowers: Vec<PathBuf>,
+    /// Writable upper, created when absent.
+    #[serde(default)]
+    pub upper: Option<Upper>,
+    /// Size of the disk; taken from the layers when absent.
+    #[serde(default)]
+    pub virtual_size_bytes: Option<u64>,
+    /// Default: `direct` with an upper, `page` without.
+    #[serde(default)]
+    pub cache: Option<CacheMode>,
+    /// Default: root.
+    #[serde(default)]
+    pub owner: Option<Owner>,
+}
+
+/// An open stack.
+#[derive(Debug, Clone, Serialize)]
+pub struct StackInfo {
+    /// Caller's name for it.
+    pub id: String,
+    /// The file that exports it.
+    pub path: PathBuf,
+    /// Size of the disk and of the file.
+    pub virtual_size_bytes: u64,
+    /// Sealed layers, bottom first.
+    pub lowers: Vec<PathBuf>,
+    /// The upper in use now.
+    pub upper: Option<Upper>,
+    /// Kernel caching.
+    pub cache: CacheMode,
+    /// Owner of the file.
+    pub owner: Owner,
+    /// Open file handles, mappings included.
+    pub open_handles: u64,
+    /// Size of the upper's data file.
+    pub upper_data_bytes: u64,
+    /// Live data in it.
+    pub upper_mapped_bytes: u64,
+    /// Records of its log.
+    pub upper_records: u64,
+}
+
+/// Body of `POST /v1/stacks/{id}/seal`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SealStack {
+    /// The fresh upper.
+    pub upper: Upper,
+    /// Whether the sealed layer must be durable before the reply.
+    #[serde(default)]
+    pub sync: bool,
+}
+
+/// A sealed layer.
+#[derive(Debug, Clone, Serialize)]
+pub struct Layer {
+    /// Layer file.
+    pub path: PathBuf,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Data in it.
+    pub mapped_bytes: u64,
+    /// Its identity.
+    pub uuid: String,
+}
+
+/// Reply of a seal.
+#[derive(Debug, Serialize)]
+pub struct Sealed {
+    /// The layer that was the upper.
+    pub layer: Layer,
+    /// The stack as it is now.
+    pub stack: StackInfo,
+}
+
+/// Body of `POST /v1/captures`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaptureRequest {
+    /// Process whose memory is captured; its guest must be paused.
+    pub pid: i32,
+    /// The stack it maps privately.
+    pub stack: String,
+    /// Layer file to write.
+    pub output: PathBuf,
+    /// Whether the layer must be durable before the reply.
+    #[serde(default)]
+    pub sync: bool,
+}
+
+/// Reply of a capture.
+#[derive(Debug, Serialize)]
+pub struct Captured {
+    /// The layer file.
+    pub output: PathBuf,
+    /// Size of the memory.
+    pub virtual_size_bytes: u64,
+    /// Size of the layer file.
+    pub size_bytes: u64,
+    /// Pages that diverged from the stack.
+    pub pages: u64,
+    /// Of these, all-zero ones.
+    pub zero_pages: u64,
+    /// Pages whose bytes are in the layer.
+    pub stored_pages: u64,
+    /// Time to find the pages.
+    pub find_us: u64,
+    /// Time to copy and write them.
+    pub copy_us: u64,
+}
+
+/// Body of `POST /v1/imports`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportRequest {
+    /// Raw image.
+    pub source: PathBuf,
+    /// Layer file to write.
+    pub output: PathBuf,
+    /// Size of the disk; that of the image when absent.
+    #[serde(default)]
+    pub virtual_size_bytes: Option<u64>,
+    /// Whether the layer must be durable before the reply.
+    #[serde(default)]
+    pub sync: bool,
+}
+
+/// Body of `POST /v1/commits`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommitRequest {
+    /// Sealed layers, bottom first.
+    pub lowers: Vec<PathBuf>,
+    /// Layer file to write.
+    pub output: PathBuf,
+    /// Whether the layer must be durable before the reply.
+    #[serde(default)]
+    pub sync: bool,
+}
+
+/// Reply of an import or a commit.
+#[derive(Debug, Serialize)]
+pub struct WrittenLayer {
+    /// The layer file.
+    pub output: PathBuf,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Size of the disk.
+    pub virtual_size_bytes: u64,
+    /// Data in the layer.
+    pub stored_bytes: u64,
+    /// Digest of the layer file, hex.
+    pub sha256: String,
+}
+
+/// Body of `POST /v1/shutdown`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShutdownRequest {
+    /// Also when files are open.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Reply of `GET /v1/info`.
+#[derive(Debug, Serialize)]
+pub struct Info {
+    /// Always `blockd`.
+    pub program: &'static str,
+    /// Version of the program.
+    pub version: &'static str,
+    /// Version of this protocol.
+    pub protocol: u32,
+    /// Process id of the daemon.
+    pub pid: u32,
+    /// Where stacks appear.
+    pub mount: PathBuf,
+    /// Kinds of export.
+    pub exports: Vec<&'static str>,
+}
+
+/// Reply of `GET /v1/stacks`.
+#[derive(Debug, Serialize)]
+pub struct StackList {
+    /// All open stacks, by id.
+    pub stacks: Vec<StackInfo>,
+}

@@ -1,0 +1,385 @@
+//! The open stacks, by name and by inode.
+//!
+//! Invariants:
+//! - an inode number is used for one opening of one stack, never again, so the
+//!   kernel can never serve pages of an older one;
+//! - calls that change one id run one after the other;
+//! - a stack is removed only while no file handle is open, unless forced.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use fuser::{INodeNo, Notifier};
+use lsmt::{RoLayer, Stack, StackError, StackSpec};
+use parking_lot::{Mutex, RwLock};
+
+use crate::api::error::{ApiError, Code};
+use crate::api::models::{
+    CacheMode, Layer, OpenStack, Owner, SealStack, Sealed, StackInfo, Upper,
+};
+
+/// Longest name of a stack.
+const MAX_ID_BYTES: usize = 128;
+/// Most stacks open at a time: bounds memory and open files.
+const MAX_STACKS: usize = 16_384;
+/// `close(2)` returns before the kernel reports the release, so a delete waits
+/// this long for the last handles to go.
+const RELEASE_WAIT: Duration = Duration::from_millis(500);
+/// How long a removed stack may be finishing its last I/O.
+const DRAIN_WAIT: Duration = Duration::from_secs(5);
+/// Pause between two looks at a counter.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// First inode number given out; 1 is the directory.
+const FIRST_INODE: u64 = 2;
+
+/// One opening of one stack.
+pub struct Entry {
+    /// Caller's name.
+    pub id: String,
+    /// Inode number of this opening.
+    pub inode: u64,
+    /// The disk.
+    pub stack: Stack,
+    /// Kernel caching.
+    pub cache: CacheMode,
+    /// Owner of the file.
+    pub owner: Owner,
+    upper: Mutex<Option<Upper>>,
+    open_handles: AtomicU64,
+}
+
+impl Entry {
+    /// Whether the stack takes writes. Never changes.
+    pub fn is_writable(&self) -> bool {
+        self.stack.is_writable()
+    }
+
+    /// Counts one more handle.
+    fn acquire(&self) {
+        self.open_handles.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts one handle less.
+    pub fn release(&self) {
+        self.open_handles.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn handles(&self) -> u64 {
+        self.open_handles.load(Ordering::Acquire)
+    }
+}
+
+#[derive(Default)]
+struct Tables {
+    by_id: HashMap<String, Arc<Entry>>,
+    by_inode: HashMap<u64, Arc<Entry>>,
+}
+
+/// All open stacks of the daemon.
+pub struct Registry {
+    mount: PathBuf,
+    tables: RwLock<Tables>,
+    id_locks: Mutex<HashMap<String, Arc<Mutex<()>>>>,
+    next_inode: AtomicU64,
+    notifier: OnceLock<Notifier>,
+}
+
+impl Registry {
+    /// An empty registry whose stacks appear under `mount`.
+    pub fn new(mount: &Path) -> Registry {
+        Registry {
+            mount: mount.to_owned(),
+            tables: RwLock::default(),
+            id_locks: Mutex::default(),
+            next_inode: AtomicU64::new(FIRST_INODE),
+            notifier: OnceLock::new(),
+        }
+    }
+
+    /// Where stacks appear.
+    pub fn mount(&self) -> &Path {
+        &self.mount
+    }
+
+    /// Sets the way to invalidate kernel caches; once, when the mount is up.
+    pub fn set_notifier(&self, notifier: Notifier) {
+        // A second call would be a second mount, which does not happen.
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// The stack of a name.
+    pub fn by_id(&self, id: &str) -> Option<Arc<Entry>> {
+        self.tables.read().by_id.get(id).cloned()
+    }
+
+    /// The stack of an inode.
+    pub fn by_inode(&self, inode: u64) -> Option<Arc<Entry>> {
+        self.tables.read().by_inode.get(&inode).cloned()
+    }
+
+    /// All stacks, by name.
+    pub fn all(&self) -> Vec<Arc<Entry>> {
+        let mut entries: Vec<_> = self.tables.read().by_id.values().cloned().collect();
+        entries.sort_by(|a, b| a.id.cmp(&b.id));
+        entries
+    }
+
+    /// Takes a handle of an inode. Excludes a removal at the same time.
+    pub fn open_handle(&self, inode: u64) -> Option<Arc<Entry>> {
+        let tables = self.tables.read();
+        let entry = tables.by_inode.get(&inode)?;
+        entry.acquire();
+        Some(entry.clone())
+    }
+
+    /// What a caller is told about a stack.
+    pub fn describe(&self, entry: &Entry) -> StackInfo {
+        let stats = entry.stack.upper_stats();
+        StackInfo {
+            id: entry.id.clone(),
+            path: self.mount.join(&entry.id),
+            virtual_size_bytes: entry.stack.virtual_size_bytes(),
+            lowers: entry.stack.lower_paths(),
+            upper: entry.upper.lock().clone(),
+            cache: entry.cache,
+            owner: entry.owner,
+            open_handles: entry.handles(),
+            upper_data_bytes: stats.map_or(0, |stats| stats.data_bytes),
+            upper_mapped_bytes: stats.map_or(0, |stats| stats.mapped_bytes),
+            upper_records: stats.map_or(0, |stats| stats.records),
+        }
+    }
+
+    /// Opens a stack under a name, or confirms that it is open exactly so.
+    pub fn open(&self, id: &str, request: &OpenStack) -> Result<StackInfo, ApiError> {
+        check_request(id, request)?;
+        self.with_id(id, || self.open_alone(id, request))
+    }
+
+    fn open_alone(&self, id: &str, request: &OpenStack) -> Result<StackInfo, ApiError> {
+        if let Some(entry) = self.by_id(id) {
+            return self.confirm(&entry, request);
+        }
+        if self.tables.read().by_id.len() >= MAX_STACKS {
+            let message = format!("{MAX_STACKS} stacks are open, which is the limit");
+            return Err(ApiError::new(Code::Busy, message, "close some stacks first"));
+        }
+        let stack = Stack::open(&StackSpec {
+            lowers: request.lowers.clone(),
+            upper: request.upper.as_ref().map(Into::into),
+            virtual_size_bytes: request.virtual_size_bytes,
+        })?;
+        if stack.dropped_bytes() > 0 {
+            let bytes = stack.dropped_bytes();
+            tracing::warn!(id, bytes, "recovery cut unflushed records off the upper");
+        }
+        let entry = Arc::new(Entry {
+            id: id.to_owned(),
+            inode: self.next_inode.fetch_add(1, Ordering::Relaxed),
+            stack,
+            cache: cache_of(request),
+            owner: request.owner.unwrap_or_default(),
+            upper: Mutex::new(request.upper.clone()),
+            open_handles: AtomicU64::new(0),
+        });
+        {
+            let mut tables = self.tables.write();
+            tables.by_id.insert(id.to_owned(), entry.clone());
+            tables.by_inode.insert(entry.inode, entry.clone());
+        }
+        tracing::info!(id, inode = entry.inode, "stack opened");
+        Ok(self.describe(&entry))
+    }
+
+    fn confirm(&self, entry: &Entry, request: &OpenStack) -> Result<StackInfo, ApiError> {
+        let info = self.describe(entry);
+        let same_size = request
+            .virtual_size_bytes
+            .is_none_or(|size_bytes| size_bytes == info.virtual_size_bytes);
+        if info.lowers == request.lowers
+            && info.upper == request.upper
+            && info.cache == cache_of(request)
+            && info.owner == request.owner.unwrap_or_default()
+            && same_size
+        {
+            return Ok(info);
+        }
+        let message = format!("stack {:?} is open with other layers or settings", entry.id);
+        let hint = "close it first, or choose another id";
+        Err(ApiError::new(Code::Conflict, message, hint))
+    }
+
+    /// Seals the upper in place and goes on with a fresh one.
+    pub fn seal(&self, id: &str, request: &SealStack) -> Result<Sealed, ApiError> {
+        check_absolute(&request.upper.data)?;
+        check_absolute(&request.upper.index)?;
+        self.with_id(id, || self.seal_alone(id, request))
+    }
+
+    fn seal_alone(&self, id: &str, request: &SealStack) -> Result<Sealed, ApiError> {
+        let entry = self.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
+        if entry.upper.lock().as_ref() != Some(&request.upper) {
+            let fresh = (&request.upper).into();
+            entry.stack.seal(&fresh, request.sync)?;
+            *entry.upper.lock() = Some(request.upper.clone());
+        } else if request.sync {
+            // A repeated call may ask for more durability than the first did.
+            entry.stack.flush()?;
+        }
+        let lowers = entry.stack.lower_paths();
+        let Some(top) = lowers.last() else {
+            let message = format!("stack {id:?} already writes to that upper and has no layer");
+            let hint = "give a fresh pair of files";
+            return Err(ApiError::new(Code::Conflict, message, hint));
+        };
+        Ok(Sealed {
+            layer: describe_layer(top)?,
+            stack: self.describe(&entry),
+        })
+    }
+
+    /// Flushes one stack.
+    pub fn flush(&self, id: &str) -> Result<(), ApiError> {
+        let entry = self.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
+        Ok(entry.stack.flush()?)
+    }
+
+    /// Flushes every stack; returns how many failed, after logging why.
+    pub fn flush_all(&self) -> usize {
+        let failed = self.all().into_iter().filter(|entry| {
+            let result = entry.stack.flush();
+            if let Err(error) = &result {
+                tracing::error!(id = entry.id, %error, "flush failed");
+            }
+            result.is_err()
+        });
+        failed.count()
+    }
+
+    /// Stacks with open handles.
+    pub fn busy(&self) -> Vec<String> {
+        let entries = self.all().into_iter();
+        let open = entries.filter(|entry| entry.handles() > 0);
+        open.map(|entry| entry.id.clone()).collect()
+    }
+
+    /// Flushes and closes a stack. With `force` also while handles are open:
+    /// these then fail.
+    pub fn close(&self, id: &str, force: bool) -> Result<(), ApiError> {
+        self.with_id(id, || self.close_alone(id, force))
+    }
+
+    fn close_alone(&self, id: &str, force: bool) -> Result<(), ApiError> {
+        let entry = self.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
+        let deadline = Instant::now() + RELEASE_WAIT;
+        while !force && entry.handles() > 0 && Instant::now() < deadline {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        entry.stack.flush()?;
+        {
+            let mut tables = self.tables.write();
+            let handles = entry.handles();
+            if handles > 0 && !force {
+                let message = format!("stack {id:?} has {handles} open handles");
+                let hint = "close its users first, or pass force=true";
+                return Err(ApiError::new(Code::Busy, message, hint));
+            }
+            tables.by_id.remove(id);
+            tables.by_inode.remove(&entry.inode);
+        }
+        self.forget_name(id);
+        drain(entry)?;
+        tracing::info!(id, "stack closed");
+        Ok(())
+    }
+
+    /// Makes the kernel look the name up again.
+    fn forget_name(&self, id: &str) {
+        let Some(notifier) = self.notifier.get() else {
+            return;
+        };
+        if let Err(error) = notifier.inval_entry(INodeNo::ROOT, OsStr::new(id)) {
+            // The kernel reports a name it never cached as an error too.
+            tracing::debug!(id, %error, "name was not in the kernel's cache");
+        }
+    }
+
+    /// Runs `action` while no other call changes the same id.
+    fn with_id<R>(&self, id: &str, action: impl FnOnce() -> R) -> R {
+        let lock = self.id_locks.lock().entry(id.to_owned()).or_default().clone();
+        let result = {
+            let _alone = lock.lock();
+            action()
+        };
+        let mut locks = self.id_locks.lock();
+        // Two owners, the map and this call: nobody waits for the lock.
+        if Arc::strong_count(&lock) == 2 {
+            locks.remove(id);
+        }
+        result
+    }
+}
+
+/// Waits for I/O under way and makes what it wrote durable, so that the files
+/// are free for the next user when this returns.
+fn drain(entry: Arc<Entry>) -> Result<(), ApiError> {
+    let deadline = Instant::now() + DRAIN_WAIT;
+    while Arc::strong_count(&entry) > 1 && Instant::now() < deadline {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(entry.stack.flush()?)
+}
+
+fn cache_of(request: &OpenStack) -> CacheMode {
+    match (request.cache, &request.upper) {
+        (Some(cache), _) => cache,
+        (None, Some(_)) => CacheMode::Direct,
+        (None, None) => CacheMode::Page,
+    }
+}
+
+fn check_request(id: &str, request: &OpenStack) -> Result<(), ApiError> {
+    let is_allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    let is_dots = id == "." || id == "..";
+    if id.is_empty() || id.len() > MAX_ID_BYTES || is_dots || !id.bytes().all(is_allowed) {
+        let message = format!("{id:?} is not a stack id");
+        let hint = "use 1 to 128 characters of a-z 0-9 . _ -";
+        return Err(ApiError::invalid(message, hint));
+    }
+    let mut paths: Vec<&PathBuf> = request.lowers.iter().collect();
+    if let Some(upper) = &request.upper {
+        paths.extend([&upper.data, &upper.index]);
+        if request.cache == Some(CacheMode::Page) {
+            let message = "a stack with an upper cannot use cache mode \"page\"";
+            let hint = "use \"direct\", or open the stack without an upper";
+            return Err(ApiError::invalid(message, hint));
+        }
+    }
+    paths.into_iter().try_for_each(|path| check_absolute(path))
+}
+
+/// Refuses a path that depends on the daemon's working folder.
+pub fn check_absolute(path: &Path) -> Result<(), ApiError> {
+    if path.is_absolute() {
+        return Ok(());
+    }
+    let message = format!("{} is not an absolute path", path.display());
+    Err(ApiError::invalid(message, "give the path from the root"))
+}
+
+fn describe_layer(path: &Path) -> Result<Layer, ApiError> {
+    let (layer, entries) = RoLayer::open(path).map_err(StackError::from)?;
+    let data = entries.iter().filter(|segment| !segment.is_zeroed());
+    let sectors: u64 = data.map(|segment| segment.length()).sum();
+    Ok(Layer {
+        path: path.to_owned(),
+        size_bytes: layer.blob().size_bytes(),
+        mapped_bytes: sectors * lsmt::format::SECTOR_BYTES,
+        uuid: layer.trailer().uuid.clone(),
+    })
+}

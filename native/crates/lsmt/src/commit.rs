@@ -1,0 +1,161 @@
+//! Makes one sealed raw layer out of sealed layers or of a raw image.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::format::{Segment, SECTOR_BYTES};
+use crate::layer::RoLayer;
+use crate::stack::{Lowers, StackError};
+use crate::sys;
+use crate::writer::{LayerInfo, LayerWriter, WriteError};
+
+/// Bytes copied at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Granularity at which zeros of an imported image are left out.
+const IMPORT_BLOCK_BYTES: usize = 4096;
+
+/// The same figures for an import and for a commit.
+pub type ImportSummary = LayerInfo;
+
+/// Flattens sealed layers, bottom first, into one raw sealed layer.
+///
+/// Overwritten data disappears; zeroed ranges are kept, so the result may stand
+/// on top of the layers below the given ones. The output keeps the parent of
+/// the bottom layer.
+pub fn commit(lowers: &[PathBuf], output: &Path, sync: bool) -> Result<LayerInfo, StackError> {
+    let lowers = Lowers::open(lowers)?;
+    let parent_uuid = lowers
+        .layers()
+        .first()
+        .map_or(crate::format::NIL_UUID, |layer| {
+            layer.trailer().parent_uuid.as_str()
+        });
+    let mut writer = LayerWriter::create(output, lowers.virtual_size_bytes(), parent_uuid)?;
+    let mut buffer = vec![0; CHUNK_BYTES];
+    for segment in lowers.index().segments() {
+        if segment.is_zeroed() {
+            writer.append_zeroed(segment.offset(), segment.length())?;
+        } else {
+            let layer = &lowers.layers()[usize::from(segment.tag())];
+            copy_segment(&mut writer, layer, segment, &mut buffer)?;
+        }
+    }
+    Ok(writer.finish(sync)?)
+}
+
+fn copy_segment(
+    writer: &mut LayerWriter,
+    layer: &RoLayer,
+    segment: &Segment,
+    buffer: &mut [u8],
+) -> Result<(), StackError> {
+    let mut start = segment.offset();
+    while start < segment.end() {
+        let end = segment.end().min(start + buffer.len() as u64 / SECTOR_BYTES);
+        let piece = segment.clip(start, end);
+        let bytes = &mut buffer[..(piece.length() * SECTOR_BYTES) as usize];
+        layer
+            .blob()
+            .read_exact_at(bytes, piece.moffset() * SECTOR_BYTES)
+            .map_err(|source| StackError::Read {
+                path: layer.path().to_owned(),
+                source,
+            })?;
+        writer.append_data(start, bytes)?;
+        start = end;
+    }
+    Ok(())
+}
+
+/// Makes a bottom layer of a raw image: holes and all-zero 4 KiB blocks are
+/// left out. The virtual size is that of the image (rounded up to a sector)
+/// unless a larger one is given.
+pub fn import_raw(
+    source: &Path,
+    output: &Path,
+    virtual_size_bytes: Option<u64>,
+    sync: bool,
+) -> Result<ImportSummary, StackError> {
+    let failed = |error| StackError::Read {
+        path: source.to_owned(),
+        source: error,
+    };
+    let file = File::open(source).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        let message = "a raw image must be a regular file";
+        return Err(failed(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            message,
+        )));
+    }
+    let size_bytes = metadata.len().next_multiple_of(SECTOR_BYTES);
+    let wanted_bytes = virtual_size_bytes.unwrap_or(size_bytes);
+    if wanted_bytes < size_bytes || wanted_bytes % SECTOR_BYTES != 0 {
+        return Err(StackError::BadSize {
+            wanted_bytes,
+            least_bytes: size_bytes,
+        });
+    }
+    let nil = crate::format::NIL_UUID;
+    let mut writer = LayerWriter::create(output, wanted_bytes, nil)?;
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
+    while let Some(data) = sys::seek_data(&file, offset).map_err(failed)? {
+        // Whole blocks from aligned places, so that entries stay 4 KiB aligned.
+        offset = data / IMPORT_BLOCK_BYTES as u64 * IMPORT_BLOCK_BYTES as u64;
+        let count = read_some(&file, &mut buffer, offset).map_err(failed)?;
+        if count == 0 {
+            break;
+        }
+        let padded = count.next_multiple_of(SECTOR_BYTES as usize);
+        buffer[count..padded].fill(0);
+        append_nonzero(&mut writer, offset, &buffer[..padded])?;
+        offset += count as u64;
+        if count < buffer.len() {
+            break;
+        }
+    }
+    Ok(writer.finish(sync)?)
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_some(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+fn append_nonzero(writer: &mut LayerWriter, offset: u64, bytes: &[u8]) -> Result<(), WriteError> {
+    let mut run_start = None;
+    for (block, content) in bytes.chunks(IMPORT_BLOCK_BYTES).enumerate() {
+        let at = block * IMPORT_BLOCK_BYTES;
+        if !is_zero(content) {
+            run_start.get_or_insert(at);
+        } else if let Some(start) = run_start.take() {
+            let sector = (offset + start as u64) / SECTOR_BYTES;
+            writer.append_data(sector, &bytes[start..at])?;
+        }
+    }
+    if let Some(start) = run_start {
+        let sector = (offset + start as u64) / SECTOR_BYTES;
+        writer.append_data(sector, &bytes[start..])?;
+    }
+    Ok(())
+}
+
+/// Whether every byte is zero; compares 16 bytes at a time.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    let mut words = bytes.chunks_exact(16);
+    let rest_is_zero = |rest: &[u8]| rest.iter().all(|byte| *byte == 0);
+    words.all(|word| *word == [0; 16]) && rest_is_zero(words.remainder())
+}

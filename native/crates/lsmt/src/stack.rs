@@ -1,0 +1,650 @@
+//! A virtual disk: sealed layers with at most one writable upper on top.
+//!
+//! Invariants:
+//! - a read sees, for every sector, the newest layer that maps it;
+//! - I/O runs in parallel; only sealing excludes it, for O(index) time;
+//! - writes that do not cover whole sectors are made alone, so two of them in
+//!   one sector both survive.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use thiserror::Error;
+
+use crate::blob::FileBlob;
+use crate::format::{Segment, MAX_LAYERS, NIL_UUID, SECTOR_BYTES};
+use crate::layer::{LayerError, RoLayer};
+use crate::merge::{MergedIndex, MAX_MERGED_ENTRIES};
+use crate::upper::{AppendUpper, UpperError, UpperStats};
+use crate::writer::WriteError;
+
+/// Sectors looked at in one step of a hole search (512 MiB).
+const SEEK_WINDOW_SECTORS: u64 = 1 << 20;
+
+/// Why a stack operation failed.
+#[derive(Debug, Error)]
+pub enum StackError {
+    /// A lower could not be opened.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    /// The upper failed.
+    #[error(transparent)]
+    Upper(#[from] UpperError),
+    /// An output layer could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// A lower or a source could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A layer sealed without `sync` could not be made durable later.
+    #[error("cannot flush a sealed layer: {source}")]
+    SyncLayer {
+        /// The cause.
+        source: io::Error,
+    },
+    /// A write to a stack without an upper.
+    #[error("the stack has no upper and is read-only")]
+    ReadOnly,
+    /// A write past the end of the disk.
+    #[error("range {offset_bytes}+{length_bytes} ends past the disk of {virtual_size_bytes} bytes")]
+    OutOfRange {
+        /// Start of the range.
+        offset_bytes: u64,
+        /// Length of the range.
+        length_bytes: u64,
+        /// Size of the disk.
+        virtual_size_bytes: u64,
+    },
+    /// The stack is too deep.
+    #[error("{count} layers exceed the limit of {MAX_LAYERS}; commit some of them into one first")]
+    TooManyLayers {
+        /// Layers asked for.
+        count: usize,
+    },
+    /// The merged index is too big.
+    #[error("the merged index of {entries} entries exceeds the limit of {MAX_MERGED_ENTRIES}; commit the layers into one first")]
+    TooManyEntries {
+        /// Entries of all layers.
+        entries: usize,
+    },
+    /// Neither the layers nor the caller say how large the disk is.
+    #[error("the virtual size is unknown: give virtual_size_bytes")]
+    NoSize,
+    /// A size that would cut content off or is no multiple of 512.
+    #[error("virtual size {wanted_bytes} must be a multiple of 512 and at least {least_bytes}")]
+    BadSize {
+        /// Size asked for.
+        wanted_bytes: u64,
+        /// Size of the content.
+        least_bytes: u64,
+    },
+    /// An upper made for a disk of another size.
+    #[error("the upper was made for a disk of {upper_bytes} bytes, not {wanted_bytes}")]
+    UpperSize {
+        /// Size in the upper's header.
+        upper_bytes: u64,
+        /// Size asked for.
+        wanted_bytes: u64,
+    },
+    /// The fresh upper of a seal holds data already.
+    #[error("the fresh upper {path} is not empty; give a new pair of files")]
+    FreshUpperUsed {
+        /// Its data file.
+        path: PathBuf,
+    },
+}
+
+/// The two files of an upper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpperPaths {
+    /// Data file.
+    pub data: PathBuf,
+    /// Index file.
+    pub index: PathBuf,
+}
+
+/// What to open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackSpec {
+    /// Sealed layers, bottom first.
+    pub lowers: Vec<PathBuf>,
+    /// The writable upper; created when its files do not exist.
+    pub upper: Option<UpperPaths>,
+    /// Size of the disk; `None` takes it from the layers.
+    pub virtual_size_bytes: Option<u64>,
+}
+
+/// A layer made by sealing an upper in place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SealedUpper {
+    /// The layer file (the former data file).
+    pub path: PathBuf,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes of live data in it.
+    pub mapped_bytes: u64,
+    /// Its identity.
+    pub uuid: String,
+}
+
+/// The sealed layers of a stack and their merged index.
+pub struct Lowers {
+    layers: Vec<RoLayer>,
+    index: MergedIndex,
+}
+
+impl Lowers {
+    /// Opens layers, bottom first.
+    pub fn open(paths: &[PathBuf]) -> Result<Lowers, StackError> {
+        if paths.len() > MAX_LAYERS {
+            let count = paths.len();
+            return Err(StackError::TooManyLayers { count });
+        }
+        let mut layers = Vec::with_capacity(paths.len());
+        let mut indexes = Vec::with_capacity(paths.len());
+        let mut entries = 0;
+        for path in paths {
+            let (layer, index) = RoLayer::open(path)?;
+            entries += index.len();
+            if entries > MAX_MERGED_ENTRIES {
+                return Err(StackError::TooManyEntries { entries });
+            }
+            layers.push(layer);
+            indexes.push(index);
+        }
+        let index = MergedIndex::build(indexes);
+        Ok(Lowers { layers, index })
+    }
+
+    /// Layers already open, with their indexes, bottom first.
+    pub fn from_layers(opened: Vec<(RoLayer, Vec<Segment>)>) -> Result<Lowers, StackError> {
+        if opened.len() > MAX_LAYERS {
+            let count = opened.len();
+            return Err(StackError::TooManyLayers { count });
+        }
+        let (layers, indexes) = opened.into_iter().unzip();
+        let index = MergedIndex::build(indexes);
+        Ok(Lowers { layers, index })
+    }
+
+    /// The layers, bottom first.
+    pub fn layers(&self) -> &[RoLayer] {
+        &self.layers
+    }
+
+    /// The merged index.
+    pub fn index(&self) -> &MergedIndex {
+        &self.index
+    }
+
+    /// Size of the topmost layer that states one, else 0 (spec 1.9).
+    pub fn virtual_size_bytes(&self) -> u64 {
+        let mut sizes = self.layers.iter().rev();
+        sizes
+            .find_map(|layer| match layer.trailer().virtual_size_bytes {
+                0 => None,
+                size_bytes => Some(size_bytes),
+            })
+            .unwrap_or(0)
+    }
+
+    fn top_uuid(&self) -> &str {
+        self.layers
+            .last()
+            .map_or(NIL_UUID, |layer| layer.trailer().uuid.as_str())
+    }
+
+    /// Fills the part of `target` inside the sectors `[start, end)`.
+    fn read(&self, target: &mut Target<'_>, start: u64, end: u64) -> Result<(), StackError> {
+        let mut cursor = start;
+        for segment in self.index.range(start, end) {
+            let piece = segment.clip(start, end);
+            target.zero(cursor, piece.offset());
+            cursor = piece.end();
+            if piece.is_zeroed() {
+                target.zero(piece.offset(), piece.end());
+                continue;
+            }
+            let layer = &self.layers[usize::from(piece.tag())];
+            let (bytes, file_offset) = target.place(&piece);
+            layer
+                .blob()
+                .read_exact_at(bytes, file_offset)
+                .map_err(|source| StackError::Read {
+                    path: layer.path().to_owned(),
+                    source,
+                })?;
+        }
+        target.zero(cursor, end);
+        Ok(())
+    }
+}
+
+/// A caller's buffer and the disk position it stands for.
+struct Target<'a> {
+    buffer: &'a mut [u8],
+    offset_bytes: u64,
+}
+
+impl Target<'_> {
+    /// The part of the buffer inside the sectors, and how far into them it starts.
+    fn part(&mut self, start: u64, end: u64) -> (&mut [u8], u64) {
+        let limit = self.offset_bytes + self.buffer.len() as u64;
+        let from = (start * SECTOR_BYTES).clamp(self.offset_bytes, limit);
+        let to = (end * SECTOR_BYTES).clamp(from, limit);
+        let base = self.offset_bytes;
+        let bytes = &mut self.buffer[(from - base) as usize..(to - base) as usize];
+        (bytes, from.saturating_sub(start * SECTOR_BYTES))
+    }
+
+    fn zero(&mut self, start: u64, end: u64) {
+        if start < end {
+            self.part(start, end).0.fill(0);
+        }
+    }
+
+    /// Where to read a data segment to, and from which byte of its file.
+    fn place(&mut self, segment: &Segment) -> (&mut [u8], u64) {
+        let (bytes, shift) = self.part(segment.offset(), segment.end());
+        (bytes, segment.moffset() * SECTOR_BYTES + shift)
+    }
+}
+
+struct State {
+    lowers: Arc<Lowers>,
+    upper: Option<Arc<AppendUpper>>,
+}
+
+impl State {
+    fn read(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<(), StackError> {
+        let start = offset_bytes / SECTOR_BYTES;
+        let end = (offset_bytes + buffer.len() as u64).div_ceil(SECTOR_BYTES);
+        let mut target = Target {
+            buffer,
+            offset_bytes,
+        };
+        let Some(upper) = &self.upper else {
+            return self.lowers.read(&mut target, start, end);
+        };
+        let mut segments = Vec::new();
+        upper.lookup(start, end, &mut segments);
+        let mut cursor = start;
+        for segment in segments {
+            if cursor < segment.offset() {
+                self.lowers.read(&mut target, cursor, segment.offset())?;
+            }
+            cursor = segment.end();
+            if segment.is_zeroed() {
+                target.zero(segment.offset(), segment.end());
+            } else {
+                let (bytes, file_offset) = target.place(&segment);
+                upper.read_data(bytes, file_offset)?;
+            }
+        }
+        if cursor < end {
+            self.lowers.read(&mut target, cursor, end)?;
+        }
+        Ok(())
+    }
+
+    /// Data ranges inside `[start, end)`, clipped and in order.
+    fn data_ranges(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut upper = Vec::new();
+        if let Some(open) = &self.upper {
+            open.lookup(start, end, &mut upper);
+        }
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let below = |ranges: &mut Vec<(u64, u64)>, start: u64, end: u64| {
+            if start < end {
+                let found = self.lowers.index.range(start, end);
+                let data = found.filter(|segment| !segment.is_zeroed());
+                ranges.extend(data.map(|s| (s.offset().max(start), s.end().min(end))));
+            }
+        };
+        let mut cursor = start;
+        for segment in upper {
+            below(&mut ranges, cursor, segment.offset());
+            if !segment.is_zeroed() {
+                ranges.push((segment.offset(), segment.end()));
+            }
+            cursor = segment.end();
+        }
+        below(&mut ranges, cursor, end);
+        ranges
+    }
+}
+
+/// An open stack. All methods may be called from several threads.
+pub struct Stack {
+    virtual_size_bytes: u64,
+    state: RwLock<State>,
+    /// Held alone by writes that read a sector first, shared by all others.
+    sector_writes: RwLock<()>,
+    /// Layers sealed without `sync`; the next flush makes them durable.
+    unsynced: Mutex<Vec<Arc<FileBlob>>>,
+}
+
+impl Stack {
+    /// Opens lowers and upper. A new upper is created for the given size; an
+    /// existing one must have been made for it.
+    pub fn open(spec: &StackSpec) -> Result<Stack, StackError> {
+        let lowers = Lowers::open(&spec.lowers)?;
+        let below_bytes = lowers.virtual_size_bytes();
+        if let Some(wanted_bytes) = spec.virtual_size_bytes {
+            let least_bytes = below_bytes;
+            if wanted_bytes < least_bytes || wanted_bytes % SECTOR_BYTES != 0 {
+                return Err(StackError::BadSize {
+                    wanted_bytes,
+                    least_bytes,
+                });
+            }
+        }
+        let mut virtual_size_bytes = spec.virtual_size_bytes.unwrap_or(below_bytes);
+        let mut upper = None;
+        if let Some(paths) = &spec.upper {
+            let opened = AppendUpper::open_or_create(
+                &paths.data,
+                &paths.index,
+                virtual_size_bytes,
+                lowers.top_uuid(),
+            )?;
+            virtual_size_bytes = match opened.header().virtual_size_bytes {
+                0 => virtual_size_bytes,
+                upper_bytes => match spec.virtual_size_bytes {
+                    Some(wanted_bytes) if wanted_bytes != upper_bytes => {
+                        return Err(StackError::UpperSize {
+                            upper_bytes,
+                            wanted_bytes,
+                        });
+                    }
+                    _ => upper_bytes,
+                },
+            };
+            upper = Some(Arc::new(opened));
+        }
+        if virtual_size_bytes == 0 {
+            return Err(StackError::NoSize);
+        }
+        let lowers = Arc::new(lowers);
+        Ok(Stack {
+            virtual_size_bytes,
+            state: RwLock::new(State { lowers, upper }),
+            sector_writes: RwLock::new(()),
+            unsynced: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// A read-only stack over opened layers (offline tools).
+    pub fn from_lowers(lowers: Lowers, virtual_size_bytes: u64) -> Stack {
+        let lowers = Arc::new(lowers);
+        Stack {
+            virtual_size_bytes,
+            state: RwLock::new(State {
+                lowers,
+                upper: None,
+            }),
+            sector_writes: RwLock::new(()),
+            unsynced: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Size of the disk.
+    pub fn virtual_size_bytes(&self) -> u64 {
+        self.virtual_size_bytes
+    }
+
+    /// Whether the stack has an upper.
+    pub fn is_writable(&self) -> bool {
+        self.state.read().upper.is_some()
+    }
+
+    /// Files of the sealed layers, bottom first.
+    pub fn lower_paths(&self) -> Vec<PathBuf> {
+        let state = self.state.read();
+        let layers = state.lowers.layers.iter();
+        layers.map(|layer| layer.path().to_owned()).collect()
+    }
+
+    /// Figures of the upper, if there is one.
+    pub fn upper_stats(&self) -> Option<UpperStats> {
+        self.state.read().upper.as_ref().map(|upper| upper.stats())
+    }
+
+    /// Bytes recovery cut off the upper's index when it was opened.
+    pub fn dropped_bytes(&self) -> u64 {
+        let state = self.state.read();
+        state
+            .upper
+            .as_ref()
+            .map_or(0, |upper| upper.dropped_bytes())
+    }
+
+    /// Identity of the topmost sealed layer, or the nil uuid.
+    pub fn top_uuid(&self) -> String {
+        self.state.read().lowers.top_uuid().to_owned()
+    }
+
+    /// Reads up to the end of the disk; returns the bytes filled.
+    pub fn read_at(&self, buffer: &mut [u8], offset_bytes: u64) -> Result<usize, StackError> {
+        let left = self.virtual_size_bytes.saturating_sub(offset_bytes);
+        let count = left.min(buffer.len() as u64) as usize;
+        if count > 0 {
+            let state = self.state.read();
+            state.read(&mut buffer[..count], offset_bytes)?;
+        }
+        Ok(count)
+    }
+
+    /// Writes bytes at any place inside the disk. Lasting after a flush only.
+    pub fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<(), StackError> {
+        let length_bytes = bytes.len() as u64;
+        self.check_range(offset_bytes, length_bytes)?;
+        let state = self.state.read();
+        let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
+        let start = offset_bytes / SECTOR_BYTES;
+        if offset_bytes % SECTOR_BYTES == 0 && length_bytes % SECTOR_BYTES == 0 {
+            let _shared = self.sector_writes.read();
+            return Ok(upper.write_sectors(start, bytes)?);
+        }
+        let _alone = self.sector_writes.write();
+        let end = (offset_bytes + length_bytes).div_ceil(SECTOR_BYTES);
+        let mut sectors = vec![0; ((end - start) * SECTOR_BYTES) as usize];
+        state.read(&mut sectors, start * SECTOR_BYTES)?;
+        let shift = (offset_bytes - start * SECTOR_BYTES) as usize;
+        sectors[shift..shift + bytes.len()].copy_from_slice(bytes);
+        Ok(upper.write_sectors(start, &sectors)?)
+    }
+
+    /// Makes a range read as zero, and frees its old data for the next commit.
+    pub fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), StackError> {
+        self.check_range(offset_bytes, length_bytes)?;
+        let end_bytes = offset_bytes + length_bytes;
+        let start = offset_bytes.div_ceil(SECTOR_BYTES);
+        let end = end_bytes / SECTOR_BYTES;
+        if start > end {
+            // Inside one sector.
+            return self.write_at(&vec![0; length_bytes as usize], offset_bytes);
+        }
+        let head = start * SECTOR_BYTES - offset_bytes;
+        if head > 0 {
+            self.write_at(&vec![0; head as usize], offset_bytes)?;
+        }
+        let tail = end_bytes - end * SECTOR_BYTES;
+        if tail > 0 {
+            self.write_at(&vec![0; tail as usize], end * SECTOR_BYTES)?;
+        }
+        let state = self.state.read();
+        let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
+        let _shared = self.sector_writes.read();
+        for (from, to) in windows(start, end) {
+            // A trim of space that is empty already must not grow the log.
+            if !state.data_ranges(from, to).is_empty() {
+                upper.zero_sectors(from, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes everything written before the call durable. No-op when read-only.
+    pub fn flush(&self) -> Result<(), StackError> {
+        let upper = self.state.read().upper.clone();
+        {
+            let mut unsynced = self.unsynced.lock();
+            for blob in unsynced.iter() {
+                blob.sync().map_err(|source| StackError::SyncLayer { source })?;
+            }
+            unsynced.clear();
+        }
+        match upper {
+            Some(upper) => Ok(upper.flush()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the whole range reads as zero.
+    pub fn reads_zero(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        let start = offset_bytes / SECTOR_BYTES;
+        let end = (offset_bytes + length_bytes).div_ceil(SECTOR_BYTES);
+        self.state.read().data_ranges(start, end).is_empty()
+    }
+
+    /// First byte at or after `offset_bytes` that a layer holds data for.
+    pub fn next_data(&self, offset_bytes: u64) -> Option<u64> {
+        let state = self.state.read();
+        let limit = self.virtual_size_bytes.div_ceil(SECTOR_BYTES);
+        for (from, to) in windows(offset_bytes / SECTOR_BYTES, limit) {
+            if let Some((start, _)) = state.data_ranges(from, to).first() {
+                return Some((start * SECTOR_BYTES).max(offset_bytes));
+            }
+        }
+        None
+    }
+
+    /// First byte at or after `offset_bytes` that no layer holds data for; the
+    /// end of the disk counts as a hole.
+    pub fn next_hole(&self, offset_bytes: u64) -> u64 {
+        let state = self.state.read();
+        let limit = self.virtual_size_bytes.div_ceil(SECTOR_BYTES);
+        let mut cursor = offset_bytes / SECTOR_BYTES;
+        for (from, to) in windows(cursor, limit) {
+            for (start, end) in state.data_ranges(from, to) {
+                if start > cursor {
+                    return (cursor * SECTOR_BYTES).max(offset_bytes);
+                }
+                cursor = end;
+            }
+            if cursor < to {
+                return (cursor * SECTOR_BYTES).max(offset_bytes);
+            }
+        }
+        self.virtual_size_bytes
+    }
+
+    /// Seals the upper in place, makes it the top lower and goes on with a
+    /// fresh upper. Atomic for I/O; on failure the stack is as before. Without
+    /// `sync` the sealed layer becomes durable with the next flush.
+    pub fn seal(&self, fresh: &UpperPaths, sync: bool) -> Result<SealedUpper, StackError> {
+        // Most of the flushing happens before I/O is stopped.
+        if sync {
+            self.flush()?;
+        }
+        let fresh_upper = self.create_fresh(fresh)?;
+        let result = self.swap_upper(&fresh_upper, sync);
+        match result {
+            Ok((sealed, old_index)) => {
+                // Best effort: a sealed data file is never opened as an upper
+                // again, so a left-over index file is only clutter.
+                let _ = std::fs::remove_file(old_index);
+                Ok(sealed)
+            }
+            Err(error) => {
+                // Best effort: an empty fresh pair is usable by the next try.
+                let _ = std::fs::remove_file(&fresh.data);
+                let _ = std::fs::remove_file(&fresh.index);
+                Err(error)
+            }
+        }
+    }
+
+    fn create_fresh(&self, fresh: &UpperPaths) -> Result<Arc<AppendUpper>, StackError> {
+        let parent_uuid = {
+            let state = self.state.read();
+            let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
+            upper.header().uuid.clone()
+        };
+        let upper = AppendUpper::open_or_create(
+            &fresh.data,
+            &fresh.index,
+            self.virtual_size_bytes,
+            &parent_uuid,
+        )?;
+        if !upper.is_empty() {
+            let path = fresh.data.clone();
+            return Err(StackError::FreshUpperUsed { path });
+        }
+        Ok(Arc::new(upper))
+    }
+
+    fn swap_upper(
+        &self,
+        fresh: &Arc<AppendUpper>,
+        sync: bool,
+    ) -> Result<(SealedUpper, PathBuf), StackError> {
+        let mut state = self.state.write();
+        let count = state.lowers.layers.len() + 1;
+        if count > MAX_LAYERS {
+            return Err(StackError::TooManyLayers { count });
+        }
+        let upper = state.upper.clone().ok_or(StackError::ReadOnly)?;
+        let (layer, entries, blob) = upper.seal(sync)?;
+        if !sync {
+            self.unsynced.lock().push(blob);
+        }
+        let mapped_bytes = upper.stats().mapped_bytes;
+        let sealed = SealedUpper {
+            path: layer.path().to_owned(),
+            size_bytes: layer.blob().size_bytes(),
+            mapped_bytes,
+            uuid: layer.trailer().uuid.clone(),
+        };
+        let tag = (count - 1) as u8;
+        let index = state.lowers.index.with_top(&entries, tag);
+        let mut layers = state.lowers.layers.clone();
+        layers.push(layer);
+        state.lowers = Arc::new(Lowers { layers, index });
+        state.upper = Some(fresh.clone());
+        let old_index: &Path = upper.index_path();
+        Ok((sealed, old_index.to_owned()))
+    }
+
+    fn check_range(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), StackError> {
+        let end = offset_bytes.checked_add(length_bytes);
+        if end.is_some_and(|end| end <= self.virtual_size_bytes) {
+            return Ok(());
+        }
+        Err(StackError::OutOfRange {
+            offset_bytes,
+            length_bytes,
+            virtual_size_bytes: self.virtual_size_bytes,
+        })
+    }
+}
+
+/// `[start, end)` in pieces that bound the work of one lookup.
+fn windows(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut cursor = start;
+    std::iter::from_fn(move || {
+        (cursor < end).then(|| {
+            let from = cursor;
+            cursor = end.min(from + SEEK_WINDOW_SECTORS);
+            (from, cursor)
+        })
+    })
+}

@@ -1,0 +1,574 @@
+//! The writable top of a stack: an append log of data plus a log of records.
+//!
+//! Invariants (overlaybd spec 1.6):
+//! - data is only ever appended, so an extent once looked up stays readable;
+//! - a record enters the index file only after the data it names has been
+//!   through `fdatasync`; until then it lives in memory;
+//! - after a crash the files open to the state of the last completed flush, or
+//!   to a later moment, never to a mix;
+//! - one process holds the upper: its data file carries an exclusive lock.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+use nix::fcntl::Flock;
+use parking_lot::{Mutex, RwLock};
+use thiserror::Error;
+
+use crate::blob::FileBlob;
+use crate::extents::{join, ExtentMap};
+use crate::format::{
+    encode_entries, flags, new_uuid, Block, FormatError, Segment, BLOCK_BYTES, ENTRY_BYTES,
+    FIRST_DATA_SECTOR, MAX_ENTRY_SECTORS, MAX_LAYER_ENTRIES, SECTOR_BYTES,
+};
+use crate::layer::RoLayer;
+use crate::sys;
+use crate::upper_log::{self, Replay};
+
+/// Records kept in memory before a write forces a flush (1 MiB).
+const MAX_PENDING_RECORDS: usize = 65_536;
+/// Longest piece of one write: the entry limit rounded to whole 4 KiB pages, so
+/// that pieces of an aligned write stay aligned.
+const MAX_PIECE_SECTORS: u64 = MAX_ENTRY_SECTORS / 8 * 8;
+
+/// Why an upper could not be opened or used.
+#[derive(Debug, Error)]
+pub enum UpperError {
+    /// The operating system refused.
+    #[error("upper {path}: cannot {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The bytes are not an append upper.
+    #[error("upper {path}: {source}")]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: FormatError,
+    },
+    /// The data and index files have different identities.
+    #[error("upper files {data} and {index} do not belong together: their uuids differ")]
+    Mismatch {
+        /// The data file.
+        data: PathBuf,
+        /// The index file.
+        index: PathBuf,
+    },
+    /// The file is a sealed layer already.
+    #[error("upper {path} is a sealed layer; open it as a lower and give a fresh upper")]
+    Sealed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Only one of the two files exists, and it holds data.
+    #[error("upper file {missing} is missing while {present} holds data; restore the missing file or remove both")]
+    Incomplete {
+        /// The file that does not exist.
+        missing: PathBuf,
+        /// The file that does.
+        present: PathBuf,
+    },
+    /// Another process, or another stack, holds the upper.
+    #[error("upper {path} is in use by another stack or process")]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The extents do not fit in one sealed layer.
+    #[error("upper {path} has {extents} extents, a sealed layer holds at most {MAX_LAYER_ENTRIES}; commit it instead")]
+    TooManyExtents {
+        /// The file.
+        path: PathBuf,
+        /// Extents in the map.
+        extents: usize,
+    },
+    /// An earlier `fdatasync` failed; what reached the disk is unknown.
+    #[error("upper {path} failed to reach the disk earlier and accepts no more flushes; reopen it to continue from the last good flush")]
+    Poisoned {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl UpperError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> UpperError {
+        let path = path.to_owned();
+        UpperError::Io {
+            action,
+            path,
+            source,
+        }
+    }
+
+    pub(crate) fn format(path: &Path, source: FormatError) -> UpperError {
+        let path = path.to_owned();
+        UpperError::Format { path, source }
+    }
+}
+
+/// Figures of an upper, all cheap to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UpperStats {
+    /// Bytes of the data file, header included.
+    pub data_bytes: u64,
+    /// Bytes of live data in it; the rest is overwritten garbage.
+    pub mapped_bytes: u64,
+    /// Records written or waiting to be written.
+    pub records: u64,
+}
+
+struct LogState {
+    map: ExtentMap,
+    /// Sector at which the next data goes.
+    data_end: u64,
+    /// Records whose data may not be durable yet, oldest first.
+    pending: Vec<Segment>,
+    /// Records in the index file.
+    written_records: u64,
+}
+
+/// An open append upper. All methods may be called from several threads.
+pub struct AppendUpper {
+    data_path: PathBuf,
+    index_path: PathBuf,
+    data: Flock<File>,
+    index: File,
+    header: Block,
+    dropped_bytes: u64,
+    state: RwLock<LogState>,
+    /// Good bytes of the index file; the lock also makes flushes one at a time.
+    index_bytes: Mutex<u64>,
+    needs_directory_sync: AtomicBool,
+    poisoned: AtomicBool,
+}
+
+impl AppendUpper {
+    /// Opens the upper, or creates it when neither file holds anything yet.
+    ///
+    /// `virtual_size_bytes` and `parent_uuid` are used for a new upper only.
+    pub fn open_or_create(
+        data_path: &Path,
+        index_path: &Path,
+        virtual_size_bytes: u64,
+        parent_uuid: &str,
+    ) -> Result<AppendUpper, UpperError> {
+        if holds_nothing(data_path, index_path)? {
+            AppendUpper::create(data_path, index_path, virtual_size_bytes, parent_uuid)
+        } else {
+            AppendUpper::open(data_path, index_path)
+        }
+    }
+
+    /// Creates an empty upper. A failure removes both files again.
+    fn create(
+        data_path: &Path,
+        index_path: &Path,
+        virtual_size_bytes: u64,
+        parent_uuid: &str,
+    ) -> Result<AppendUpper, UpperError> {
+        let header = Block {
+            flags: flags::HEADER | flags::DATA,
+            index_offset: 0,
+            index_size: 0,
+            virtual_size_bytes,
+            uuid: new_uuid(),
+            parent_uuid: parent_uuid.to_owned(),
+            user_tag: String::new(),
+        };
+        let data = lock(data_path, open_file(data_path, true)?)?;
+        let index = open_file(index_path, true)?;
+        let index_header = Block {
+            flags: flags::HEADER,
+            index_offset: BLOCK_BYTES as u64,
+            ..header.clone()
+        };
+        let write = |path, file: &File, block: &Block| {
+            let result = file
+                .set_len(0)
+                .and_then(|()| file.write_all_at(&block.encode(), 0));
+            result.map_err(|source| UpperError::io("create", path, source))
+        };
+        let written = write(data_path, &data, &header)
+            .and_then(|()| write(index_path, &index, &index_header));
+        if let Err(error) = written {
+            // Best effort: an empty pair left behind is created anew next time.
+            let _ = std::fs::remove_file(data_path);
+            let _ = std::fs::remove_file(index_path);
+            return Err(error);
+        }
+        let replay = Replay {
+            header,
+            map: ExtentMap::default(),
+            data_end: FIRST_DATA_SECTOR,
+            index_bytes: BLOCK_BYTES as u64,
+            records: 0,
+            dropped_bytes: 0,
+        };
+        Ok(AppendUpper::assemble(
+            data_path, index_path, data, index, replay, true,
+        ))
+    }
+
+    /// Opens an upper for writing and repairs what a crash left (see
+    /// [`AppendUpper::dropped_bytes`]).
+    pub fn open(data_path: &Path, index_path: &Path) -> Result<AppendUpper, UpperError> {
+        let data = lock(data_path, open_file(data_path, false)?)?;
+        let index = open_file(index_path, false)?;
+        let replay = upper_log::replay(data_path, &data, index_path, &index)?;
+        if replay.dropped_bytes > 0 {
+            // Durable before new data is appended: a record that pointed past the
+            // end must not come back once the data file has grown over it.
+            index
+                .set_len(replay.index_bytes)
+                .and_then(|()| index.sync_all())
+                .map_err(|source| UpperError::io("truncate", index_path, source))?;
+        }
+        Ok(AppendUpper::assemble(
+            data_path, index_path, data, index, replay, false,
+        ))
+    }
+
+    /// Reads an upper without a lock and without repairing it: the map, and the
+    /// data file to read from. A running writer may change it meanwhile.
+    pub fn open_read_only(
+        data_path: &Path,
+        index_path: &Path,
+    ) -> Result<(RoLayer, Vec<Segment>), UpperError> {
+        let open = |path| File::open(path).map_err(|source| UpperError::io("open", path, source));
+        let (data, index) = (open(data_path)?, open(index_path)?);
+        let replay = upper_log::replay(data_path, &data, index_path, &index)?;
+        let blob =
+            FileBlob::new(data).map_err(|source| UpperError::io("stat", data_path, source))?;
+        let entries: Vec<Segment> = replay.map.iter().copied().collect();
+        let header = Block {
+            index_size: entries.len() as u64,
+            ..replay.header
+        };
+        let layer = RoLayer::just_sealed(data_path, Arc::new(blob), header);
+        Ok((layer, entries))
+    }
+
+    /// Replays the upper without changing it; returns the bytes of the index
+    /// file that recovery would cut off.
+    pub fn check(data_path: &Path, index_path: &Path) -> Result<u64, UpperError> {
+        let open = |path| File::open(path).map_err(|source| UpperError::io("open", path, source));
+        let (data, index) = (open(data_path)?, open(index_path)?);
+        Ok(upper_log::replay(data_path, &data, index_path, &index)?.dropped_bytes)
+    }
+
+    fn assemble(
+        data_path: &Path,
+        index_path: &Path,
+        data: Flock<File>,
+        index: File,
+        replay: Replay,
+        is_new: bool,
+    ) -> AppendUpper {
+        AppendUpper {
+            data_path: data_path.to_owned(),
+            index_path: index_path.to_owned(),
+            data,
+            index,
+            header: replay.header,
+            dropped_bytes: replay.dropped_bytes,
+            state: RwLock::new(LogState {
+                map: replay.map,
+                data_end: replay.data_end,
+                pending: Vec::new(),
+                written_records: replay.records,
+            }),
+            index_bytes: Mutex::new(replay.index_bytes),
+            needs_directory_sync: AtomicBool::new(is_new),
+            poisoned: AtomicBool::new(false),
+        }
+    }
+
+    /// The data file.
+    pub fn data_path(&self) -> &Path {
+        &self.data_path
+    }
+
+    /// The index file.
+    pub fn index_path(&self) -> &Path {
+        &self.index_path
+    }
+
+    /// Identity and size, as in the data file's header.
+    pub fn header(&self) -> &Block {
+        &self.header
+    }
+
+    /// Bytes of the index file that recovery cut off at open; 0 after a clean stop.
+    pub fn dropped_bytes(&self) -> u64 {
+        self.dropped_bytes
+    }
+
+    /// Present figures.
+    pub fn stats(&self) -> UpperStats {
+        let state = self.state.read();
+        UpperStats {
+            data_bytes: state.data_end * SECTOR_BYTES,
+            mapped_bytes: state.map.mapped_sectors() * SECTOR_BYTES,
+            records: state.written_records + state.pending.len() as u64,
+        }
+    }
+
+    /// Whether nothing was ever written.
+    pub fn is_empty(&self) -> bool {
+        self.state.read().map.is_empty()
+    }
+
+    /// Appends the segments that overlap `[start, end)` to `found`, clipped.
+    pub(crate) fn lookup(&self, start: u64, end: u64, found: &mut Vec<Segment>) {
+        let state = self.state.read();
+        let overlapping = state.map.range(start, end);
+        found.extend(overlapping.map(|segment| segment.clip(start, end)));
+    }
+
+    /// Reads data at a byte position of the data file.
+    pub(crate) fn read_data(&self, buffer: &mut [u8], file_offset: u64) -> Result<(), UpperError> {
+        self.data
+            .read_exact_at(buffer, file_offset)
+            .map_err(|source| UpperError::io("read", &self.data_path, source))
+    }
+
+    /// Writes whole sectors. Lasting only after [`AppendUpper::flush`].
+    pub(crate) fn write_sectors(&self, sector: u64, bytes: &[u8]) -> Result<(), UpperError> {
+        debug_assert_eq!(bytes.len() as u64 % SECTOR_BYTES, 0);
+        let mut offset = sector;
+        for piece in bytes.chunks((MAX_PIECE_SECTORS * SECTOR_BYTES) as usize) {
+            self.make_room_for_records()?;
+            let sectors = piece.len() as u64 / SECTOR_BYTES;
+            let moffset = self.reserve(sectors);
+            let written = self.data.write_all_at(piece, moffset * SECTOR_BYTES);
+            if let Err(source) = written {
+                self.give_back(moffset, sectors);
+                return Err(UpperError::io("write", &self.data_path, source));
+            }
+            self.record(Segment::data(offset, sectors, moffset));
+            offset += sectors;
+        }
+        Ok(())
+    }
+
+    /// Makes whole sectors read as zero, whatever the layers below hold.
+    pub(crate) fn zero_sectors(&self, start: u64, end: u64) -> Result<(), UpperError> {
+        let mut offset = start;
+        while offset < end {
+            self.make_room_for_records()?;
+            let sectors = (end - offset).min(MAX_ENTRY_SECTORS);
+            let moffset = self.state.read().data_end;
+            self.record(Segment::zeroed(offset, sectors, moffset));
+            offset += sectors;
+        }
+        Ok(())
+    }
+
+    fn reserve(&self, sectors: u64) -> u64 {
+        let mut state = self.state.write();
+        let moffset = state.data_end;
+        state.data_end += sectors;
+        moffset
+    }
+
+    /// Takes a failed reservation back if nothing was reserved after it.
+    fn give_back(&self, moffset: u64, sectors: u64) {
+        let mut state = self.state.write();
+        if state.data_end == moffset + sectors {
+            state.data_end = moffset;
+        }
+    }
+
+    fn record(&self, segment: Segment) {
+        let mut state = self.state.write();
+        state.map.insert(segment);
+        if let Some(last) = state.pending.last_mut() {
+            if let Some(joined) = join(last, &segment) {
+                *last = joined;
+                return;
+            }
+        }
+        state.pending.push(segment);
+    }
+
+    fn make_room_for_records(&self) -> Result<(), UpperError> {
+        if self.state.read().pending.len() < MAX_PENDING_RECORDS {
+            return Ok(());
+        }
+        self.flush()
+    }
+
+    /// Makes everything written before the call durable: `fdatasync` of the
+    /// data, then the records, then `fdatasync` of those. A failed flush may be
+    /// tried again, unless the data's `fdatasync` itself failed.
+    pub fn flush(&self) -> Result<(), UpperError> {
+        let mut index_bytes = self.index_bytes.lock();
+        let records = std::mem::take(&mut self.state.write().pending);
+        if records.is_empty() {
+            return Ok(());
+        }
+        match self.flush_records(&mut index_bytes, &records) {
+            Ok(()) => {
+                self.state.write().written_records += records.len() as u64;
+                Ok(())
+            }
+            Err(error) => {
+                let mut state = self.state.write();
+                let newer = std::mem::replace(&mut state.pending, records);
+                state.pending.extend(newer);
+                Err(error)
+            }
+        }
+    }
+
+    fn check_not_poisoned(&self) -> Result<(), UpperError> {
+        if self.poisoned.load(Ordering::Acquire) {
+            let path = self.data_path.clone();
+            return Err(UpperError::Poisoned { path });
+        }
+        Ok(())
+    }
+
+    fn flush_records(&self, index_bytes: &mut u64, records: &[Segment]) -> Result<(), UpperError> {
+        self.check_not_poisoned()?;
+        if let Err(source) = self.data.sync_data() {
+            // The kernel drops its dirty pages on such an error, so a second
+            // fdatasync would report a success that is not one.
+            self.poisoned.store(true, Ordering::Release);
+            return Err(UpperError::io("flush", &self.data_path, source));
+        }
+        let failed = |source| UpperError::io("flush", &self.index_path, source);
+        if let Err(source) = self
+            .index
+            .write_all_at(&encode_entries(records), *index_bytes)
+        {
+            // Best effort: replay cuts a torn tail off by itself.
+            let _ = self.index.set_len(*index_bytes);
+            return Err(failed(source));
+        }
+        self.index.sync_data().map_err(failed)?;
+        if self.needs_directory_sync.load(Ordering::Acquire) {
+            sys::sync_parent(&self.data_path)
+                .and_then(|()| sys::sync_parent(&self.index_path))
+                .map_err(failed)?;
+            self.needs_directory_sync.store(false, Ordering::Release);
+        }
+        *index_bytes += (records.len() * ENTRY_BYTES) as u64;
+        Ok(())
+    }
+
+    /// Turns the data file into a sealed layer by appending index and trailer
+    /// (spec 1.5): O(index), no data is copied. The caller must keep writers
+    /// out. On failure the upper is as before.
+    ///
+    /// The index file is not needed any more afterwards; the caller removes it.
+    pub(crate) fn seal(
+        &self,
+        sync: bool,
+    ) -> Result<(RoLayer, Vec<Segment>, Arc<FileBlob>), UpperError> {
+        self.check_not_poisoned()?;
+        let state = self.state.write();
+        let entries: Vec<Segment> = state.map.iter().copied().collect();
+        if entries.len() as u64 > MAX_LAYER_ENTRIES {
+            return Err(UpperError::TooManyExtents {
+                path: self.data_path.clone(),
+                extents: entries.len(),
+            });
+        }
+        let data_bytes = state.data_end * SECTOR_BYTES;
+        let layout = self.header.flags & flags::HYBRID;
+        let trailer = Block {
+            flags: flags::DATA | flags::SEALED | layout,
+            index_offset: data_bytes,
+            index_size: entries.len() as u64,
+            ..self.header.clone()
+        };
+        match self.append_seal(data_bytes, &entries, &trailer, sync) {
+            Ok(blob) => {
+                let blob = Arc::new(blob);
+                let layer = RoLayer::just_sealed(&self.data_path, blob.clone(), trailer);
+                Ok((layer, entries, blob))
+            }
+            Err(source) => {
+                // Best effort: without the trailer the tail is unreferenced
+                // garbage, which the upper tolerates.
+                let _ = self.data.set_len(data_bytes);
+                Err(UpperError::io("seal", &self.data_path, source))
+            }
+        }
+    }
+
+    fn append_seal(
+        &self,
+        data_bytes: u64,
+        entries: &[Segment],
+        trailer: &Block,
+        sync: bool,
+    ) -> io::Result<FileBlob> {
+        let mut tail = encode_entries(entries);
+        let unpadded = data_bytes + tail.len() as u64;
+        let padded = unpadded.next_multiple_of(BLOCK_BYTES as u64);
+        tail.resize(tail.len() + (padded - unpadded) as usize, 0);
+        // A failed write may have left the file longer than its good data.
+        self.data.set_len(data_bytes)?;
+        self.data.write_all_at(&tail, data_bytes)?;
+        self.data.write_all_at(&trailer.encode(), padded)?;
+        if sync {
+            self.data.sync_data()?;
+        }
+        FileBlob::new(self.data.try_clone()?)
+    }
+}
+
+/// Whether the pair was never used: both absent, or creation was interrupted.
+fn holds_nothing(data_path: &Path, index_path: &Path) -> Result<bool, UpperError> {
+    let size = |path: &Path| match std::fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata.len())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(UpperError::io("stat", path, source)),
+    };
+    let (data, index) = (size(data_path)?, size(index_path)?);
+    let block = BLOCK_BYTES as u64;
+    let is_used = |size: Option<u64>| size.is_some_and(|size_bytes| size_bytes > block);
+    let is_torn = |size: Option<u64>| size.is_none_or(|size_bytes| size_bytes < block);
+    let incomplete = |missing: &Path, present: &Path| {
+        Err(UpperError::Incomplete {
+            missing: missing.to_owned(),
+            present: present.to_owned(),
+        })
+    };
+    match (is_used(data), is_used(index)) {
+        (true, _) if index.is_none() => incomplete(index_path, data_path),
+        (_, true) if data.is_none() => incomplete(data_path, index_path),
+        (false, false) => Ok(is_torn(data) || is_torn(index)),
+        _ => Ok(false),
+    }
+}
+
+fn open_file(path: &Path, create: bool) -> Result<File, UpperError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .open(path)
+        .map_err(|source| UpperError::io("open", path, source))
+}
+
+fn lock(path: &Path, file: File) -> Result<Flock<File>, UpperError> {
+    sys::lock_exclusive(file)
+        .map_err(|source| UpperError::io("lock", path, source))?
+        .ok_or_else(|| UpperError::Busy {
+            path: path.to_owned(),
+        })
+}
