@@ -36,9 +36,10 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
     # `unbuilt` comes first: its literal paths would otherwise be taken for ids by the others.
-    for module in (unbuilt, sandboxes, lifecycle, logs, templates):
-        app.include_router(module.router, dependencies=[Depends(require_key)])
-    errors.install(app)
+    keyed = [module.router for module in (unbuilt, sandboxes, lifecycle, logs, templates)]
+    for router in keyed:
+        app.include_router(router, dependencies=[Depends(require_key)])
+    errors.install(app, [route for router in (health.router, *keyed) for route in router.routes])
     app.add_middleware(RawPath)
     app.add_middleware(RequestLog)
     return app

@@ -7,6 +7,7 @@ Deliberate errors carry their status themselves, so a new class of `core.errors`
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 from agentenv.core.errors import AgentEnvError, InvalidInput, all_errors
 
@@ -58,8 +60,12 @@ def from_validation(errors: ValidationError | RequestValidationError) -> Invalid
     return InvalidInput(f"{where}: {reason}" if where else reason)
 
 
-def install(app: FastAPI) -> None:
-    """Let `app` answer every raised error in the contract's shape; what nobody expects is answered by `middleware.RequestLog`."""
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Let `app`, made of `routes`, answer every raised error in the contract's shape.
+
+    What nobody expects is answered by `middleware.RequestLog`.
+    """
+    app.state.error_routes = [route for route in routes if isinstance(route, Route)]
     app.add_exception_handler(AgentEnvError, _on_deliberate)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
@@ -83,9 +89,17 @@ async def _on_http(request: Request, error: Exception) -> Response:
         raise error
     status = error.status_code
     message = str(error.detail)
+    headers = dict(error.headers or {})
     if status == HTTPStatus.NOT_FOUND:
         message = f"no route {request.method} {request.scope['path'][:200]}"
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"method {request.method} is not allowed on {request.scope['path'][:200]}"
+        headers["Allow"] = ", ".join(_allowed_methods(request))
     slug = _SLUGS.get(status) or HTTPStatus(status).phrase.lower().replace(" ", "_")
-    return error_response(status, message, slug, headers=dict(error.headers or {}))
+    return error_response(status, message, slug, headers=headers)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """All of the path's methods; the framework knows only those of the first route that matched."""
+    matching = (route for route in request.app.state.error_routes if route.path_regex.match(request.scope["path"]))
+    return sorted({method for route in matching for method in route.methods or ()})

@@ -80,7 +80,9 @@ async def test_unknown_route(client: httpx.AsyncClient):
 
 
 async def test_method_not_allowed(client: httpx.AsyncClient):
-    assert "PUT" in assert_contract_error(await client.put("/sandboxes/abc"), 405, "method_not_allowed")
+    response = await client.put("/sandboxes/abc")
+    assert "PUT" in assert_contract_error(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "DELETE, GET"
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1", b"nonsense", b'{"templateID": NaN}', b"\xff\xfe", b"[" * 60_000])
