@@ -1,2 +1,150 @@
-//! Placeholder crate root, replaced by the first commit of the crate.
-fn main() {}
+//! Guest agent of a sandbox: PID 1, commands, files and health on one port.
+//!
+//! It is one static program that needs nothing from the image it runs in. `boot` brings the guest up,
+//! `server` answers requests, `process` and `filesystem` and `files` do what they ask, `init` makes a
+//! restored guest itself, `reaper` collects what ended.
+#![no_main]
+
+mod app;
+mod auth;
+mod boot;
+mod clock;
+mod connect;
+mod files;
+mod filesystem;
+mod http;
+mod identity;
+mod init;
+mod limits;
+mod metrics;
+mod options;
+mod process;
+mod reaper;
+mod rpc;
+mod server;
+mod signature;
+mod sys;
+mod users;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{signal, SignalKind};
+
+use crate::app::{App, InternalAccess};
+use crate::boot::settings::{BootSettings, ExitAction};
+use crate::boot::BootError;
+use crate::options::Options;
+use crate::process::cgroup::CgroupRoot;
+use crate::process::registry::Registry;
+
+/// Parent of the per-process cgroups in a guest.
+const GUEST_CGROUP: &str = "/sys/fs/cgroup/aenv";
+
+/// Entry from the C runtime. Rust's own start-up would end the program when the kernel started it
+/// without standard streams and the initramfs has no /dev/null yet.
+#[no_mangle]
+pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
+    sys::ignore_sigpipe();
+    if std::process::id() == 1 {
+        run_as_init();
+    }
+    match options::parse(std::env::args().skip(1)) {
+        Ok(options) => match run_ordinary(options) {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("envd: {error}");
+                1
+            }
+        },
+        Err(mistake) => {
+            eprint!(
+                "{}{}",
+                if mistake.is_empty() {
+                    String::new()
+                } else {
+                    format!("envd: {mistake}\n\n")
+                },
+                options::USAGE
+            );
+            2
+        }
+    }
+}
+
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(limits::FILE_THREADS_MAX)
+        .build()
+}
+
+fn run_as_init() -> ! {
+    let settings = match boot::boot() {
+        Ok(settings) => settings,
+        Err(error) => boot::fail(&error, ExitAction::PowerOff),
+    };
+    let exit = settings.exit;
+    let outcome = runtime().and_then(|runtime| runtime.block_on(serve_guest(settings)));
+    let cause = outcome.map_or_else(
+        |error| error.to_string(),
+        |()| "the server ended".to_owned(),
+    );
+    boot::fail(&BootError::new("serve", cause), exit)
+}
+
+async fn serve_guest(settings: BootSettings) -> io::Result<()> {
+    let internal = settings.gateway.map_or(InternalAccess::Nobody, |gateway| {
+        InternalAccess::Peer(IpAddr::V4(gateway))
+    });
+    let cgroups = match CgroupRoot::create(Path::new(GUEST_CGROUP)) {
+        Ok(root) => Some(root),
+        Err(error) => {
+            boot::say(&format!(
+                "prepare {GUEST_CGROUP}: {error} (trees are killed by walking /proc)"
+            ));
+            None
+        }
+    };
+    let app = Arc::new(App::new(settings.user, internal, Registry::new(cgroups)));
+    let listener = TcpListener::bind((IpAddr::from([0, 0, 0, 0]), settings.port)).await?;
+    reaper::start(app.clone())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        ended = server::serve(app, listener) => ended.map(|never| match never {}),
+        _ = terminate.recv() => boot::shut_down(settings.exit).await,
+        // Ctrl-Alt-Del, which is how a host asks a guest to end.
+        _ = interrupt.recv() => boot::shut_down(settings.exit).await,
+    }
+}
+
+fn run_ordinary(options: Options) -> io::Result<()> {
+    sys::become_subreaper()?;
+    runtime()?.block_on(async {
+        let cgroups = options
+            .cgroup
+            .as_ref()
+            .map(|path: &PathBuf| CgroupRoot::create(path))
+            .transpose()?;
+        let app = Arc::new(App::new(
+            options.default_user,
+            options.internal,
+            Registry::new(cgroups),
+        ));
+        let address = SocketAddr::from((options.bind, options.port));
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot serve {address}: {error}"))
+        })?;
+        eprintln!("envd: serving {}", listener.local_addr()?);
+        reaper::start(app.clone())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            ended = server::serve(app, listener) => ended.map(|never| match never {}),
+            _ = terminate.recv() => Ok(()),
+        }
+    })
+}

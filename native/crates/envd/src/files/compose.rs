@@ -1,0 +1,123 @@
+//! `POST /files/compose`: joins uploaded pieces into one file and removes them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use serde::Deserialize;
+
+use super::upload::{self, UploadedFile};
+use crate::app::App;
+use crate::filesystem::service::as_user;
+use crate::http::{self, Body, RestError};
+use crate::limits::{COMPOSE_SOURCES_MAX, CONTROL_BODY_MAX_BYTES};
+use crate::users::User;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ComposeRequest {
+    #[serde(alias = "sourcePaths")]
+    source_paths: Vec<String>,
+    destination: String,
+    username: Option<String>,
+}
+
+/// Answers the request.
+pub async fn handle(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
+    match try_compose(&app, request).await {
+        Ok(file) => http::json(StatusCode::OK, serde_json::json!(file).to_string()),
+        Err(error) => error.into_response(),
+    }
+}
+
+fn bad(message: impl Into<String>) -> RestError {
+    RestError::new(StatusCode::BAD_REQUEST, message)
+}
+
+async fn try_compose(app: &App, request: Request<Incoming>) -> Result<UploadedFile, RestError> {
+    let body = http::read_body(request.into_body(), CONTROL_BODY_MAX_BYTES)
+        .await
+        .map_err(|error| bad(format!("cannot read the request: {error}")))?
+        .ok_or_else(|| {
+            RestError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the request is larger than {CONTROL_BODY_MAX_BYTES} bytes"),
+            )
+        })?;
+    let request: ComposeRequest = serde_json::from_slice(&body)
+        .map_err(|error| bad(format!("cannot read the request: {error}")))?;
+    if request.source_paths.is_empty() || request.source_paths.len() > COMPOSE_SOURCES_MAX {
+        return Err(bad(format!(
+            "source_paths has {} entries; give 1 to {COMPOSE_SOURCES_MAX}",
+            request.source_paths.len()
+        )));
+    }
+    if request.destination.is_empty() {
+        return Err(bad("destination is empty"));
+    }
+    let user = super::user(app, request.username.as_deref())?;
+    let sources: Vec<PathBuf> = request
+        .source_paths
+        .iter()
+        .map(|path| super::resolve(app, &user, path))
+        .collect::<Result<_, _>>()?;
+    let destination = super::resolve(app, &user, &request.destination)?;
+    let owner = user.clone();
+    let shown = destination.clone();
+    as_user(user, move || join(&sources, &destination, &owner))
+        .await
+        .map_err(|error| super::failed(&shown, &error))??;
+    Ok(UploadedFile::new(&shown, BTreeMap::new()))
+}
+
+/// Opens all sources before the destination is touched; removes them only after all was written.
+fn join(sources: &[PathBuf], destination: &PathBuf, user: &User) -> Result<(), RestError> {
+    let existing = fs::metadata(destination)
+        .ok()
+        .map(|info| (info.dev(), info.ino()));
+    let mut files = Vec::with_capacity(sources.len());
+    for path in sources {
+        let mut options = File::options();
+        let file = options
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map_err(|error| super::failed(path, &error))?;
+        let info = file
+            .metadata()
+            .map_err(|error| super::failed(path, &error))?;
+        if !info.is_file() {
+            return Err(bad(format!(
+                "path '{}' is not a regular file",
+                path.display()
+            )));
+        }
+        if existing == Some((info.dev(), info.ino())) {
+            return Err(bad(format!(
+                "destination '{}' is also a source; compose into a new file",
+                destination.display()
+            )));
+        }
+        files.push(file);
+    }
+    let mut target = upload::create(destination, user, &BTreeMap::new())
+        .map_err(|error| super::failed(destination, &error))?;
+    for mut file in files {
+        io::copy(&mut file, &mut target).map_err(|error| super::failed(destination, &error))?;
+    }
+    for path in sources {
+        match fs::remove_file(path) {
+            // The same piece may be named twice.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(super::failed(path, &error))
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

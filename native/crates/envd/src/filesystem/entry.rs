@@ -1,0 +1,151 @@
+//! Description of one file (contract section 3.6).
+
+use std::collections::BTreeMap;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::clock;
+use crate::connect::lenient;
+use crate::files::metadata;
+use crate::users::Names;
+
+/// Kind of a file. For a symbolic link it is the kind of what it leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum FileType {
+    /// Device, socket, fifo.
+    #[serde(rename = "FILE_TYPE_UNSPECIFIED")]
+    Unspecified,
+    /// Regular file.
+    #[serde(rename = "FILE_TYPE_FILE")]
+    File,
+    /// Folder.
+    #[serde(rename = "FILE_TYPE_DIRECTORY")]
+    Directory,
+    /// Link that leads nowhere.
+    #[serde(rename = "FILE_TYPE_SYMLINK")]
+    Symlink,
+}
+
+/// One file.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EntryInfo {
+    /// Last part of the path.
+    pub name: String,
+    /// Kind.
+    #[serde(rename = "type")]
+    pub kind: FileType,
+    /// Path as asked for.
+    pub path: String,
+    /// Size in bytes; of the link itself for a link.
+    #[serde(serialize_with = "lenient::write_integer")]
+    pub size: i64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Permission bits as text, kind first.
+    pub permissions: String,
+    /// Name of the owner.
+    pub owner: String,
+    /// Name of the group.
+    pub group: String,
+    /// RFC 3339.
+    pub modified_time: String,
+    /// Where a link leads, resolved as far as it goes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub symlink_target: Option<String>,
+    /// Metadata of the upload.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
+    /// Whether the path is a link.
+    #[serde(skip_serializing_if = "lenient::is_false")]
+    pub is_symlink: bool,
+}
+
+impl EntryInfo {
+    /// Describes `path` without following a link at its end.
+    pub fn read(path: &Path, names: &Names) -> io::Result<Self> {
+        let info = fs::symlink_metadata(path)?;
+        let mut kind = kind_of(&info);
+        let mut symlink_target = None;
+        if info.is_symlink() {
+            kind = fs::metadata(path).map_or(FileType::Symlink, |target| kind_of(&target));
+            symlink_target = Some(link_target(path).to_string_lossy().into_owned());
+        }
+        Ok(Self {
+            name: path
+                .file_name()
+                .map_or_else(|| "/".into(), |name| name.to_string_lossy().into_owned()),
+            kind,
+            path: path.to_string_lossy().into_owned(),
+            size: info.size() as i64,
+            mode: info.mode() & 0o777,
+            permissions: permissions(&info),
+            owner: names.user(info.uid()),
+            group: names.group(info.gid()),
+            modified_time: clock::format_rfc3339(info.mtime(), info.mtime_nsec() as u32),
+            symlink_target,
+            metadata: if info.is_file() {
+                metadata::read(path)
+            } else {
+                BTreeMap::new()
+            },
+            is_symlink: info.is_symlink(),
+        })
+    }
+}
+
+fn link_target(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| {
+        let text = fs::read_link(path).unwrap_or_default();
+        super::paths::clean(&path.parent().unwrap_or(Path::new("/")).join(text))
+    })
+}
+
+fn kind_of(info: &Metadata) -> FileType {
+    if info.is_dir() {
+        FileType::Directory
+    } else if info.is_file() {
+        FileType::File
+    } else if info.is_symlink() {
+        FileType::Symlink
+    } else {
+        FileType::Unspecified
+    }
+}
+
+/// Text in the form of the reference: letters for the kind and special bits, then nine permission bits.
+fn permissions(info: &Metadata) -> String {
+    let kind = info.file_type();
+    let mode = info.mode();
+    let flags = [
+        (kind.is_dir(), 'd'),
+        (kind.is_symlink(), 'L'),
+        (kind.is_block_device() || kind.is_char_device(), 'D'),
+        (kind.is_fifo(), 'p'),
+        (kind.is_socket(), 'S'),
+        (mode & 0o4000 != 0, 'u'),
+        (mode & 0o2000 != 0, 'g'),
+        (kind.is_char_device(), 'c'),
+        (mode & 0o1000 != 0, 't'),
+    ];
+    let mut text: String = flags
+        .iter()
+        .filter(|(set, _)| *set)
+        .map(|(_, letter)| *letter)
+        .collect();
+    if text.is_empty() {
+        text.push('-');
+    }
+    for (index, letter) in "rwxrwxrwx".chars().enumerate() {
+        text.push(if mode & (0o400 >> index) != 0 {
+            letter
+        } else {
+            '-'
+        });
+    }
+    text
+}

@@ -1,0 +1,86 @@
+//! Every limit of the guest agent, each with its unit in the name and its reason.
+
+use std::time::Duration;
+
+/// Port the clients of the contract expect (contract section 1.2).
+pub const DEFAULT_PORT: u16 = 49983;
+/// Version reported by `/init`; clients choose features by it (contract section 3.7).
+pub const ENVD_VERSION: &str = "0.6.13";
+
+/// One unary or enveloped request message. Larger than the kernel's own limit on arguments plus
+/// environment (2 MiB), so that E2BIG is the kernel's answer and not ours.
+pub const MESSAGE_MAX_BYTES: usize = 16 * 1024 * 1024;
+/// Body of `/init` and `/files/compose`: a few settings, certificates at most.
+pub const CONTROL_BODY_MAX_BYTES: usize = 4 * 1024 * 1024;
+
+/// One read of a child's stdout or stderr (contract section 3.4).
+pub const OUTPUT_CHUNK_BYTES: usize = 32 * 1024;
+/// One read of a terminal (contract section 3.4).
+pub const PTY_CHUNK_BYTES: usize = 16 * 1024;
+/// Events waiting for one subscriber before its process is made to wait: 8 x 32 KiB at most.
+pub const SUBSCRIBER_QUEUE_EVENTS: usize = 8;
+/// Clients that may follow one process.
+pub const SUBSCRIBERS_MAX: usize = 64;
+/// With several subscribers, one that accepts nothing for this long is cut so the others go on.
+pub const SUBSCRIBER_STALL: Duration = Duration::from_secs(30);
+/// Silence on an output pipe, after the leader is gone, that ends the wait for stragglers.
+pub const DRAIN_QUIET: Duration = Duration::from_millis(100);
+/// Whole time stragglers may hold back the `end` event once the leader's own output is read.
+pub const DRAIN_MAX: Duration = Duration::from_secs(2);
+/// How long an exit status is kept for a late Connect (contract section 3.4).
+pub const FINISHED_RETENTION: Duration = Duration::from_secs(30);
+/// Exit statuses kept at most; the oldest go first.
+pub const FINISHED_MAX: usize = 4096;
+/// Keepalive interval when the client names none (contract section 3.4).
+pub const KEEPALIVE_DEFAULT: Duration = Duration::from_secs(90);
+/// Longest keepalive interval and request deadline accepted.
+pub const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Stack of the child between clone and exec.
+pub const SPAWN_STACK_BYTES: usize = 64 * 1024;
+/// Passes over /proc when a tree is killed without a cgroup; each catches what the last one missed.
+pub const KILL_PASSES: usize = 4;
+/// Exit statuses collected before the reaper lets other work run.
+pub const REAP_BATCH: usize = 512;
+
+/// Piece of a file read or written in one hop to a worker thread.
+pub const FILE_CHUNK_BYTES: usize = 128 * 1024;
+/// Worker threads for file system calls.
+pub const FILE_THREADS_MAX: usize = 16;
+/// Headers of one multipart part.
+pub const PART_HEADERS_MAX_BYTES: usize = 16 * 1024;
+/// Parts of one multipart upload.
+pub const PARTS_MAX: usize = 10_000;
+/// Length of one metadata key and of all metadata together (contract section 3.2).
+pub const METADATA_KEY_MAX_BYTES: usize = 246;
+/// See [`METADATA_KEY_MAX_BYTES`].
+pub const METADATA_TOTAL_MAX_BYTES: usize = 4096;
+/// Depth of a directory listing.
+pub const LIST_DEPTH_MAX: u32 = 4096;
+/// Entries of one directory listing; more is an error naming this limit.
+pub const LIST_ENTRIES_MAX: usize = 200_000;
+/// Sources of one compose call.
+pub const COMPOSE_SOURCES_MAX: usize = 10_000;
+/// Symbolic links followed while a path is resolved, as in the kernel.
+pub const PATH_MAX_BYTES: usize = 4096;
+
+/// Connections served at once.
+pub const CONNECTIONS_MAX: usize = 4096;
+/// Time a peer has to send the headers of a request once it began.
+pub const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause after `accept` failed for want of descriptors.
+pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// Wait for the root device to appear at boot.
+pub const ROOT_DEVICE_WAIT: Duration = Duration::from_secs(30);
+/// Step of that wait.
+pub const ROOT_DEVICE_POLL: Duration = Duration::from_millis(2);
+/// Clock difference that `/init` leaves alone.
+pub const CLOCK_TOLERANCE_NS: i128 = 1_000_000;
+/// Seed of the kernel's random generator: less than this is no reseed.
+pub const ENTROPY_MIN_BYTES: usize = 32;
+/// And more than this is a mistake.
+pub const ENTROPY_MAX_BYTES: usize = 4096;
+/// Text files of the image that are read whole (passwd, group, hosts).
+pub const CONFIG_FILE_MAX_BYTES: u64 = 8 * 1024 * 1024;
+/// Time processes have between SIGTERM and SIGKILL at shutdown.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);

@@ -1,0 +1,250 @@
+//! Output of a process to its followers, input of clients to the process.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::fs::OFlags;
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+use tokio::sync::{oneshot, Mutex};
+use tokio::time::Instant;
+
+use super::messages::{DataEvent, ProcessEvent, PtySize};
+use super::registry::Process;
+use crate::connect::{Code, ConnectError};
+use crate::limits::{DRAIN_MAX, DRAIN_QUIET, OUTPUT_CHUNK_BYTES, PTY_CHUNK_BYTES};
+use crate::sys;
+
+/// A non-blocking descriptor in the event loop.
+pub type Channel = AsyncFd<OwnedFd>;
+
+/// Puts our end of a pipe or terminal into the event loop.
+pub fn channel(fd: OwnedFd, interest: Interest) -> io::Result<Channel> {
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+    sys::watch_fd(fd, interest)
+}
+
+/// Which stream a descriptor carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Terminal.
+    Pty,
+}
+
+impl Source {
+    fn event(self, bytes: Bytes) -> ProcessEvent {
+        ProcessEvent::Data(match self {
+            Source::Stdout => DataEvent::Stdout(bytes),
+            Source::Stderr => DataEvent::Stderr(bytes),
+            Source::Pty => DataEvent::Pty(bytes),
+        })
+    }
+}
+
+/// State of a pump once the leader is gone.
+struct Drain {
+    /// Bytes that were in the pipe when the exit was seen: all the leader can have left behind.
+    owed_bytes: usize,
+    /// End of the patience with other writers.
+    hard_stop: Instant,
+}
+
+/// Reads one output of a process until nobody can write to it any more.
+///
+/// `drained` fires at end of file, or after the leader's exit as soon as its own output is through and
+/// the pipe was quiet for [`DRAIN_QUIET`] or stayed busy for [`DRAIN_MAX`]: a background child that
+/// kept the pipe must not hold back the `end` event. Reading goes on for that child's sake, which would
+/// die of SIGPIPE otherwise; what it writes then has no followers and is dropped.
+pub async fn pump(
+    fd: Arc<Channel>,
+    source: Source,
+    process: Arc<Process>,
+    drained: oneshot::Sender<()>,
+) {
+    let mut buffer = vec![
+        0u8;
+        if source == Source::Pty {
+            PTY_CHUNK_BYTES
+        } else {
+            OUTPUT_CHUNK_BYTES
+        }
+    ];
+    let mut exit = process.exit.subscribe();
+    let mut drained = Some(drained);
+    let mut drain: Option<Drain> = None;
+    loop {
+        if drain.is_none() && exit.borrow_and_update().is_some() {
+            let owed_bytes = rustix::io::ioctl_fionread(&*fd).unwrap_or(0) as usize;
+            drain = Some(Drain {
+                owed_bytes,
+                hard_stop: Instant::now() + DRAIN_MAX,
+            });
+        }
+        let draining = drain.is_some();
+        let quiet = if draining { DRAIN_QUIET } else { Duration::MAX };
+        let count = tokio::select! {
+            read = read_some(&fd, &mut buffer) => read,
+            // Nothing was readable for a while, so nothing is owed either.
+            () = tokio::time::sleep(quiet), if draining && drained.is_some() => {
+                drained.take().map(|sender| sender.send(()));
+                continue;
+            }
+            _ = exit.changed(), if !draining => continue,
+        };
+        // EIO is how a terminal says that its last user closed it.
+        let Ok(count @ 1..) = count else { break };
+        process
+            .publish(source.event(Bytes::copy_from_slice(&buffer[..count])))
+            .await;
+        if let Some(drain) = &mut drain {
+            drain.owed_bytes = drain.owed_bytes.saturating_sub(count);
+            if drain.owed_bytes == 0 && Instant::now() >= drain.hard_stop {
+                drained.take().map(|sender| sender.send(()));
+            }
+        }
+    }
+}
+
+async fn read_some(fd: &Channel, buffer: &mut [u8]) -> io::Result<usize> {
+    fd.async_io(Interest::READABLE, |fd| {
+        Ok(rustix::io::read(fd, &mut *buffer)?)
+    })
+    .await
+}
+
+/// Where input goes.
+pub enum Stdin {
+    /// A pipe; None once closed.
+    Pipe(Mutex<Option<Channel>>),
+    /// A terminal.
+    Pty(Arc<Channel>, Mutex<()>),
+    /// /dev/null.
+    Disabled,
+}
+
+impl Stdin {
+    /// Writes all of `bytes` to the stdin pipe. Waits as long as the process does not read; the wait
+    /// ends with the process.
+    pub async fn write_pipe(&self, process: &Process, bytes: &[u8]) -> Result<(), ConnectError> {
+        match self {
+            Stdin::Pipe(pipe) => {
+                let pipe = pipe.lock().await;
+                let Some(fd) = pipe.as_ref() else {
+                    return Err(ConnectError::new(
+                        Code::FailedPrecondition,
+                        format_args!("stdin of process {} is closed", process.pid),
+                    ));
+                };
+                write_all(fd, process, bytes).await
+            }
+            Stdin::Pty(..) => Err(ConnectError::new(
+                Code::Internal,
+                format_args!(
+                    "process {} has a terminal; send pty input instead of stdin",
+                    process.pid
+                ),
+            )),
+            Stdin::Disabled => Err(ConnectError::new(
+                Code::Internal,
+                format_args!(
+                    "process {} was started with stdin disabled; start it with stdin: true",
+                    process.pid
+                ),
+            )),
+        }
+    }
+
+    /// Writes all of `bytes` to the terminal.
+    pub async fn write_pty(&self, process: &Process, bytes: &[u8]) -> Result<(), ConnectError> {
+        let Stdin::Pty(fd, turn) = self else {
+            return Err(ConnectError::new(
+                Code::Internal,
+                format_args!(
+                    "process {} has no terminal; send stdin input instead of pty",
+                    process.pid
+                ),
+            ));
+        };
+        let _turn = turn.lock().await;
+        write_all(fd, process, bytes).await
+    }
+
+    /// Closes the stdin pipe; closing it again is no error.
+    pub async fn close(&self, process: &Process) -> Result<(), ConnectError> {
+        match self {
+            Stdin::Pipe(pipe) => {
+                pipe.lock().await.take();
+                Ok(())
+            }
+            Stdin::Pty(..) => Err(ConnectError::new(
+                Code::Internal,
+                format_args!(
+                    "process {} has a terminal; send it Ctrl-D (0x04) instead",
+                    process.pid
+                ),
+            )),
+            Stdin::Disabled => Err(ConnectError::new(
+                Code::Internal,
+                format_args!("process {} was started with stdin disabled", process.pid),
+            )),
+        }
+    }
+
+    /// Resizes the terminal. Both sides must be from 1 to 65535, else nothing changes.
+    pub fn resize(&self, process: &Process, size: PtySize) -> Result<(), ConnectError> {
+        let Stdin::Pty(fd, _) = self else {
+            return Err(ConnectError::new(
+                Code::FailedPrecondition,
+                format_args!("process {} has no terminal", process.pid),
+            ));
+        };
+        set_size(fd.get_ref(), size)
+    }
+}
+
+/// Sets the size of a terminal.
+pub fn set_size(fd: &OwnedFd, size: PtySize) -> Result<(), ConnectError> {
+    let side = |value: u32, name: &str| match u16::try_from(value) {
+        Ok(value @ 1..) => Ok(value),
+        _ => Err(ConnectError::new(
+            Code::InvalidArgument,
+            format_args!("terminal {name} must be from 1 to 65535, not {value}"),
+        )),
+    };
+    let winsize = rustix::termios::Winsize {
+        ws_row: side(size.rows, "rows")?,
+        ws_col: side(size.cols, "cols")?,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    rustix::termios::tcsetwinsize(fd, winsize)
+        .map_err(|error| ConnectError::from_io("cannot resize the terminal", &error.into()))
+}
+
+async fn write_all(fd: &Channel, process: &Process, mut bytes: &[u8]) -> Result<(), ConnectError> {
+    let mut exit = process.exit.subscribe();
+    while !bytes.is_empty() {
+        let written = tokio::select! {
+            written = fd.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?)) => written,
+            _ = exit.wait_for(Option::is_some) => Err(io::Error::from_raw_os_error(libc::EPIPE)),
+        };
+        match written {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) => {
+                return Err(ConnectError::from_io(
+                    format_args!("process {} does not take input", process.pid),
+                    &error,
+                ));
+            }
+        }
+    }
+    Ok(())
+}

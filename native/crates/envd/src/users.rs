@@ -1,0 +1,210 @@
+//! Users and groups of the image, read from /etc/passwd and /etc/group.
+//!
+//! The binary is static, so there is no name service; an image without these files has `root` only.
+//! Invariant: files are read at each look-up, so a user made by a command exists for the next one.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::limits::CONFIG_FILE_MAX_BYTES;
+
+/// One user with all it takes to act as them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Login name.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Primary group.
+    pub gid: u32,
+    /// Supplementary groups, the primary one included.
+    pub groups: Vec<u32>,
+    /// Home folder; it need not exist.
+    pub home: PathBuf,
+}
+
+/// Parsed account files.
+pub struct Accounts {
+    users: Vec<User>,
+    groups: Vec<(String, u32, Vec<String>)>,
+}
+
+impl Accounts {
+    /// Reads the account files of the running system.
+    pub fn load() -> Self {
+        Self::parse(
+            &read_text(Path::new("/etc/passwd")),
+            &read_text(Path::new("/etc/group")),
+        )
+    }
+
+    fn parse(passwd: &str, group: &str) -> Self {
+        let groups: Vec<_> = group
+            .lines()
+            .filter_map(|line| {
+                let mut fields = line.split(':');
+                let name = fields.next().filter(|name| !name.is_empty())?;
+                let gid = fields.nth(1)?.parse().ok()?;
+                let members = fields
+                    .next()
+                    .unwrap_or("")
+                    .split(',')
+                    .filter(|member| !member.is_empty());
+                Some((
+                    name.to_owned(),
+                    gid,
+                    members.map(str::to_owned).collect::<Vec<_>>(),
+                ))
+            })
+            .collect();
+        let users = passwd
+            .lines()
+            .filter_map(|line| {
+                let mut fields = line.split(':');
+                let name = fields.next().filter(|name| !name.is_empty())?.to_owned();
+                let uid = fields.nth(1)?.parse().ok()?;
+                let gid = fields.next()?.parse().ok()?;
+                let home = fields
+                    .nth(1)
+                    .filter(|home| !home.is_empty())
+                    .unwrap_or("/")
+                    .into();
+                let mut own = vec![gid];
+                own.extend(
+                    groups
+                        .iter()
+                        .filter(|(_, id, members)| *id != gid && members.contains(&name))
+                        .map(|(_, id, _)| *id),
+                );
+                Some(User {
+                    name,
+                    uid,
+                    gid,
+                    groups: own,
+                    home,
+                })
+            })
+            .collect();
+        Self { users, groups }
+    }
+
+    /// Finds a user by name, or by number as image configurations write it.
+    pub fn user(&self, name: &str) -> Option<User> {
+        if let Some(user) = self.users.iter().find(|user| user.name == name) {
+            return Some(user.clone());
+        }
+        if name == "root" {
+            return Some(User {
+                name: "root".into(),
+                uid: 0,
+                gid: 0,
+                groups: vec![0],
+                home: "/root".into(),
+            });
+        }
+        let uid: u32 = name.parse().ok()?;
+        let known = self.users.iter().find(|user| user.uid == uid).cloned();
+        // A number without an entry is a legal identity in container images.
+        known.or_else(|| {
+            Some(User {
+                name: name.to_owned(),
+                uid,
+                gid: uid,
+                groups: vec![uid],
+                home: "/".into(),
+            })
+        })
+    }
+
+    /// Names by id for directory entries.
+    pub fn names(&self) -> Names {
+        let mut names = Names {
+            users: HashMap::new(),
+            groups: HashMap::new(),
+        };
+        for user in &self.users {
+            names
+                .users
+                .entry(user.uid)
+                .or_insert_with(|| user.name.clone());
+        }
+        for (name, gid, _) in &self.groups {
+            names.groups.entry(*gid).or_insert_with(|| name.clone());
+        }
+        names
+    }
+}
+
+/// Id to name tables; an id without a name prints as its number.
+pub struct Names {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Names {
+    /// Name of a user id.
+    pub fn user(&self, uid: u32) -> String {
+        self.users.get(&uid).cloned().unwrap_or_else(|| {
+            if uid == 0 {
+                "root".into()
+            } else {
+                uid.to_string()
+            }
+        })
+    }
+
+    /// Name of a group id.
+    pub fn group(&self, gid: u32) -> String {
+        self.groups.get(&gid).cloned().unwrap_or_else(|| {
+            if gid == 0 {
+                "root".into()
+            } else {
+                gid.to_string()
+            }
+        })
+    }
+}
+
+/// Text of a small system file; empty when it cannot be read or is absurdly large.
+pub fn read_text(path: &Path) -> String {
+    match std::fs::metadata(path) {
+        Ok(info) if info.is_file() && info.len() <= CONFIG_FILE_MAX_BYTES => {}
+        _ => return String::new(),
+    }
+    std::fs::read(path)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\napp:x:12345:100::/srv/app:/bin/sh\nbroken line\nnohome:x:7:7:::\n";
+    const GROUP: &str = "root:x:0:\nusers:x:100:app\ndocker:x:999:other,app\nvideo:x:44:app\nbad\n";
+
+    #[test]
+    fn groups_and_home_come_from_the_files() {
+        let accounts = Accounts::parse(PASSWD, GROUP);
+        let app = accounts.user("app").unwrap();
+        assert_eq!(
+            (app.uid, app.gid, app.groups),
+            (12345, 100, vec![100, 999, 44])
+        );
+        assert_eq!(app.home, PathBuf::from("/srv/app"));
+        assert_eq!(accounts.user("12345").unwrap().name, "app");
+        assert_eq!(accounts.user("4242").unwrap().home, PathBuf::from("/"));
+        assert_eq!(accounts.user("nohome").unwrap().home, PathBuf::from("/"));
+        assert!(accounts.user("nobody-here").is_none());
+        assert_eq!(accounts.names().group(999), "docker");
+        assert_eq!(accounts.names().user(5), "5");
+    }
+
+    #[test]
+    fn root_exists_in_an_empty_image() {
+        let accounts = Accounts::parse("", "");
+        assert_eq!(accounts.user("root").unwrap().home, PathBuf::from("/root"));
+        assert!(accounts.user("user").is_none());
+        assert_eq!(accounts.names().user(0), "root");
+    }
+}
