@@ -73,8 +73,7 @@ pub fn inspect(path: &Path) -> anyhow::Result<Report> {
     let mut bytes = [0; BLOCK_BYTES];
     file.read_exact_at(&mut bytes, 0)
         .with_context(|| format!("{} is too short for an LSMT header", path.display()))?;
-    let header =
-        Block::decode(&bytes, "header").with_context(|| format!("{}", path.display()))?;
+    let header = Block::decode(&bytes, "header").with_context(|| format!("{}", path.display()))?;
     let mut report = Report {
         kind: "upper data",
         size_bytes,
@@ -149,7 +148,9 @@ impl ImageConfig {
             lower.file = folder.join(&lower.file);
         }
         // The reference writes `"upper": {}` style blanks when there is none.
-        config.upper = config.upper.filter(|upper| !upper.data.as_os_str().is_empty());
+        config.upper = config
+            .upper
+            .filter(|upper| !upper.data.as_os_str().is_empty());
         if let Some(upper) = &mut config.upper {
             upper.data = folder.join(&upper.data);
             upper.index = folder.join(&upper.index);
@@ -191,7 +192,9 @@ pub fn cat(config: &Path, output: &mut impl Write) -> anyhow::Result<()> {
 
 /// Checks a layer, or every file of a config; returns the findings.
 pub fn fsck(path: &Path) -> Vec<String> {
-    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    let is_json = path
+        .extension()
+        .is_some_and(|extension| extension == "json");
     if !is_json {
         return fsck_layer(path).into_iter().collect();
     }
@@ -222,7 +225,9 @@ fn fsck_layer(path: &Path) -> Option<String> {
             let bytes = &mut buffer[..length as usize];
             if let Err(error) = layer.blob().read_exact_at(bytes, offset) {
                 let shown = path.display();
-                return Some(format!("layer {shown}: byte {offset} is unreadable: {error}"));
+                return Some(format!(
+                    "layer {shown}: byte {offset} is unreadable: {error}"
+                ));
             }
             offset += length;
         }

@@ -16,7 +16,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "blockd", about = "Layer stacks as block storage", disable_version_flag = true)]
+#[command(
+    name = "blockd",
+    about = "Layer stacks as block storage",
+    disable_version_flag = true
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -154,12 +154,11 @@ async fn serve_until_stopped(
     let (stop, mut stopped) = watch::channel(false);
     let app = App::new(registry.clone(), mount, stop.clone()).context("cannot stat the mount")?;
     let mut seen_by_server = stop.subscribe();
-    let server = axum::serve(listener, api::router(Arc::new(app))).with_graceful_shutdown(
-        async move {
+    let server =
+        axum::serve(listener, api::router(Arc::new(app))).with_graceful_shutdown(async move {
             // An error means that every sender is gone, which is an end too.
             let _ = seen_by_server.wait_for(|is_set| *is_set).await;
-        },
-    );
+        });
     let server = tokio::spawn(async move { server.await });
     let flusher = tokio::spawn(flush_regularly(registry));
     tracing::info!(socket = %socket.display(), mount = %mount.display(), "serving");

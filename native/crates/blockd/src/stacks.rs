@@ -18,9 +18,7 @@ use lsmt::{RoLayer, Stack, StackError, StackSpec};
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::error::{ApiError, Code};
-use crate::api::models::{
-    CacheMode, Layer, OpenStack, Owner, SealStack, Sealed, StackInfo, Upper,
-};
+use crate::api::models::{CacheMode, Layer, OpenStack, Owner, SealStack, Sealed, StackInfo, Upper};
 
 /// Longest name of a stack.
 const MAX_ID_BYTES: usize = 128;
@@ -166,7 +164,11 @@ impl Registry {
         }
         if self.tables.read().by_id.len() >= MAX_STACKS {
             let message = format!("{MAX_STACKS} stacks are open, which is the limit");
-            return Err(ApiError::new(Code::Busy, message, "close some stacks first"));
+            return Err(ApiError::new(
+                Code::Busy,
+                message,
+                "close some stacks first",
+            ));
         }
         let stack = Stack::open(&StackSpec {
             lowers: request.lowers.clone(),
@@ -310,7 +312,12 @@ impl Registry {
 
     /// Runs `action` while no other call changes the same id.
     fn with_id<R>(&self, id: &str, action: impl FnOnce() -> R) -> R {
-        let lock = self.id_locks.lock().entry(id.to_owned()).or_default().clone();
+        let lock = self
+            .id_locks
+            .lock()
+            .entry(id.to_owned())
+            .or_default()
+            .clone();
         let result = {
             let _alone = lock.lock();
             action()

@@ -116,14 +116,14 @@ mod ioctls {
 }
 
 /// Finds runs of anonymous pages (present or swapped out) in `[start, end)`.
-/// Returns the number of regions filled and the address reached.
+/// Returns the number of regions filled, from the lowest address up.
 /// `ENOTTY` means the kernel lacks the call.
 pub fn scan_anonymous(
     pagemap: &File,
     start: u64,
     end: u64,
     regions: &mut [PageRegion],
-) -> io::Result<(usize, u64)> {
+) -> io::Result<usize> {
     let mut argument = PagemapScan {
         size: std::mem::size_of::<PagemapScan>() as u64,
         flags: 0,
@@ -142,7 +142,7 @@ pub fn scan_anonymous(
     // `vec_len` describe `regions`, which is borrowed mutably for the call and
     // whose element type has the kernel's layout.
     let count = unsafe { ioctls::pagemap_scan(pagemap.as_raw_fd(), &mut argument) }?;
-    Ok((count.unsigned_abs() as usize, argument.walk_end))
+    Ok(count.unsigned_abs() as usize)
 }
 
 /// Keeps the out-of-memory killer away: every guest depends on this process.

@@ -53,7 +53,9 @@ fn copy_segment(
 ) -> Result<(), StackError> {
     let mut start = segment.offset();
     while start < segment.end() {
-        let end = segment.end().min(start + buffer.len() as u64 / SECTOR_BYTES);
+        let end = segment
+            .end()
+            .min(start + buffer.len() as u64 / SECTOR_BYTES);
         let piece = segment.clip(start, end);
         let bytes = &mut buffer[..(piece.length() * SECTOR_BYTES) as usize];
         layer
@@ -86,10 +88,7 @@ pub fn import_raw(
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
         let message = "a raw image must be a regular file";
-        return Err(failed(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            message,
-        )));
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
     }
     let size_bytes = metadata.len().next_multiple_of(SECTOR_BYTES);
     let wanted_bytes = virtual_size_bytes.unwrap_or(size_bytes);

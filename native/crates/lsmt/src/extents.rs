@@ -145,7 +145,11 @@ mod tests {
     fn neighbours_that_continue_are_joined_up_to_the_limit() {
         let mut map = ExtentMap::default();
         map.insert(Segment::data(0, MAX_ENTRY_SECTORS - 1, 8));
-        map.insert(Segment::data(MAX_ENTRY_SECTORS - 1, 1, 8 + MAX_ENTRY_SECTORS - 1));
+        map.insert(Segment::data(
+            MAX_ENTRY_SECTORS - 1,
+            1,
+            8 + MAX_ENTRY_SECTORS - 1,
+        ));
         assert_eq!(map.len(), 1);
         map.insert(Segment::data(MAX_ENTRY_SECTORS, 1, 8 + MAX_ENTRY_SECTORS));
         assert_eq!(map.len(), 2);

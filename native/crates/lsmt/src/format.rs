@@ -325,7 +325,13 @@ impl Block {
             });
         }
         let flags = u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]);
-        let bad = |reason| Err(FormatError::Flags { part, flags, reason });
+        let bad = |reason| {
+            Err(FormatError::Flags {
+                part,
+                flags,
+                reason,
+            })
+        };
         if (flags & flags::HEADER != 0) != (part == "header") {
             return bad("header bit does not match the place of the block");
         }
@@ -405,7 +411,10 @@ mod tests {
     fn entries_have_the_reference_bytes() {
         let cases = [
             (Segment::data(8, 8, 8), "08000000000020000800000000000000"),
-            (Segment::data(100, 10, 16), "64000000000028001000000000000000"),
+            (
+                Segment::data(100, 10, 16),
+                "64000000000028001000000000000000",
+            ),
             (Segment::PADDING, "ffffffffffff03000000000000000000"),
         ];
         for (segment, expected) in cases {

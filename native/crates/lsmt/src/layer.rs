@@ -138,7 +138,13 @@ fn read_trailer(path: &Path, blob: &dyn Blob) -> Result<Block, LayerError> {
         let part = "trailer";
         return Err(fail(FormatError::TooShort { part, size_bytes }));
     }
-    let bad_flags = |part, flags, reason| fail(FormatError::Flags { part, flags, reason });
+    let bad_flags = |part, flags, reason| {
+        fail(FormatError::Flags {
+            part,
+            flags,
+            reason,
+        })
+    };
     let header = read_block(path, blob, 0, "header")?;
     if header.flags & flags::DATA == 0 {
         let reason = "an index file is not a layer";

@@ -53,7 +53,9 @@ pub enum StackError {
     #[error("the stack has no upper and is read-only")]
     ReadOnly,
     /// A write past the end of the disk.
-    #[error("range {offset_bytes}+{length_bytes} ends past the disk of {virtual_size_bytes} bytes")]
+    #[error(
+        "range {offset_bytes}+{length_bytes} ends past the disk of {virtual_size_bytes} bytes"
+    )]
     OutOfRange {
         /// Start of the range.
         offset_bytes: u64,
@@ -498,7 +500,8 @@ impl Stack {
         {
             let mut unsynced = self.unsynced.lock();
             for blob in unsynced.iter() {
-                blob.sync().map_err(|source| StackError::SyncLayer { source })?;
+                blob.sync()
+                    .map_err(|source| StackError::SyncLayer { source })?;
             }
             unsynced.clear();
         }

@@ -68,7 +68,11 @@ impl ApiError {
     /// No stack of that name.
     pub fn no_stack(id: &str) -> ApiError {
         let message = format!("no stack named {id:?} is open");
-        ApiError::new(Code::NotFound, message, "GET /v1/stacks lists the open ones")
+        ApiError::new(
+            Code::NotFound,
+            message,
+            "GET /v1/stacks lists the open ones",
+        )
     }
 
     /// An error of the operating system about `what`.

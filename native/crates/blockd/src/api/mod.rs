@@ -51,7 +51,11 @@ pub struct App {
 
 impl App {
     /// `stop` is set to true when a caller asks the daemon to end.
-    pub fn new(registry: Arc<Registry>, mount: &FilePath, stop: watch::Sender<bool>) -> std::io::Result<App> {
+    pub fn new(
+        registry: Arc<Registry>,
+        mount: &FilePath,
+        stop: watch::Sender<bool>,
+    ) -> std::io::Result<App> {
         Ok(App {
             registry,
             mount_device: std::fs::metadata(mount)?.dev(),
@@ -87,7 +91,11 @@ pub fn router(app: Arc<App>) -> Router {
 
 fn no_route() -> ApiError {
     let message = "no such route or method";
-    ApiError::new(Code::NotFound, message, "GET /v1/info shows the protocol version")
+    ApiError::new(
+        Code::NotFound,
+        message,
+        "GET /v1/info shows the protocol version",
+    )
 }
 
 /// A JSON reply.
@@ -162,7 +170,10 @@ async fn get_stack(
     Path(id): Path<String>,
 ) -> Result<impl IntoResponse, ApiError> {
     blocking(move || {
-        let entry = app.registry.by_id(&id).ok_or_else(|| ApiError::no_stack(&id))?;
+        let entry = app
+            .registry
+            .by_id(&id)
+            .ok_or_else(|| ApiError::no_stack(&id))?;
         Ok(app.registry.describe(&entry))
     })
     .await
@@ -217,7 +228,10 @@ async fn capture_memory(State(app): Shared, body: Body) -> Result<impl IntoRespo
 fn capture_now(app: &App, request: &CaptureRequest) -> Result<Captured, ApiError> {
     check_absolute(&request.output)?;
     let id = &request.stack;
-    let entry = app.registry.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
+    let entry = app
+        .registry
+        .by_id(id)
+        .ok_or_else(|| ApiError::no_stack(id))?;
     if entry.cache != CacheMode::Page || entry.is_writable() {
         let message = format!("stack {id:?} is not a read-only stack with cache mode \"page\"");
         let hint = "capture the stack the process maps as its memory";
@@ -229,8 +243,14 @@ fn capture_now(app: &App, request: &CaptureRequest) -> Result<Captured, ApiError
         minor: nix::sys::stat::minor(app.mount_device),
         inode: entry.inode,
     };
-    let outcome = capture::capture(request.pid, file, &entry.stack, &request.output, request.sync)
-        .map_err(|error| capture_error(error, id))?;
+    let outcome = capture::capture(
+        request.pid,
+        file,
+        &entry.stack,
+        &request.output,
+        request.sync,
+    )
+    .map_err(|error| capture_error(error, id))?;
     Ok(Captured {
         output: outcome.layer.path,
         virtual_size_bytes: outcome.layer.virtual_size_bytes,
@@ -247,9 +267,11 @@ fn capture_error(error: CaptureError, id: &str) -> ApiError {
     let message = format!("capture of stack {id:?}: {error}");
     match error {
         CaptureError::Stack(error) => ApiError::from(error),
-        CaptureError::NoProcess { .. } => {
-            ApiError::new(Code::NotFound, message, "the VMM has ended; nothing to capture")
-        }
+        CaptureError::NoProcess { .. } => ApiError::new(
+            Code::NotFound,
+            message,
+            "the VMM has ended; nothing to capture",
+        ),
         CaptureError::NotMapped { .. } => {
             let hint = "the process must map the stack's file with MAP_PRIVATE";
             ApiError::invalid(message, hint)
@@ -278,13 +300,23 @@ async fn commit_layers(State(app): Shared, body: Body) -> Result<impl IntoRespon
     let request: CommitRequest = decode(body)?;
     blocking(move || {
         check_absolute(&request.output)?;
-        request.lowers.iter().try_for_each(|path| check_absolute(path))?;
+        request
+            .lowers
+            .iter()
+            .try_for_each(|path| check_absolute(path))?;
         if request.lowers.is_empty() {
             let message = "there are no layers to commit";
-            return Err(ApiError::invalid(message, "list at least one layer in lowers"));
+            return Err(ApiError::invalid(
+                message,
+                "list at least one layer in lowers",
+            ));
         }
         let _claim = app.outputs.claim(&request.output)?;
-        written(lsmt::commit(&request.lowers, &request.output, request.sync)?)
+        written(lsmt::commit(
+            &request.lowers,
+            &request.output,
+            request.sync,
+        )?)
     })
     .await
 }
@@ -310,7 +342,11 @@ async fn shutdown(State(app): Shared, body: Body) -> Result<StatusCode, ApiError
     };
     let busy = app.registry.busy();
     if !busy.is_empty() && !request.force {
-        let message = format!("{} stacks have open handles: {}", busy.len(), first_few(&busy));
+        let message = format!(
+            "{} stacks have open handles: {}",
+            busy.len(),
+            first_few(&busy)
+        );
         let hint = "close their users first, or send {\"force\": true}";
         return Err(ApiError::new(Code::Busy, message, hint));
     }

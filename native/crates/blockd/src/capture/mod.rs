@@ -34,7 +34,9 @@ pub enum CaptureError {
         pid: i32,
     },
     /// The process does not map the file privately.
-    #[error("process {pid} has no private mapping of device {major:02x}:{minor:02x} inode {inode}")]
+    #[error(
+        "process {pid} has no private mapping of device {major:02x}:{minor:02x} inode {inode}"
+    )]
     NotMapped {
         /// The process.
         pid: i32,
@@ -122,7 +124,8 @@ fn elapsed_us(started: Instant) -> u64 {
 }
 
 fn find_runs(pid: i32, file: FileIdentity, size_bytes: u64) -> Result<Vec<Run>, CaptureError> {
-    let mappings = maps::find(pid, file).map_err(|source| process_error(pid, "read maps", source))?;
+    let mappings =
+        maps::find(pid, file).map_err(|source| process_error(pid, "read maps", source))?;
     if mappings.is_empty() {
         return Err(CaptureError::NotMapped {
             pid,

@@ -65,17 +65,19 @@ fn push(runs: &mut Vec<Run>, mapping: &Mapping, start: u64, end: u64) {
 fn scan(pagemap: &File, mapping: &Mapping, runs: &mut Vec<Run>) -> io::Result<()> {
     let mut regions = vec![PageRegion::default(); REGIONS_PER_SCAN];
     let mut cursor = mapping.start;
-    while cursor < mapping.end {
-        let (count, reached) = sys::scan_anonymous(pagemap, cursor, mapping.end, &mut regions)?;
+    loop {
+        let count = sys::scan_anonymous(pagemap, cursor, mapping.end, &mut regions)?;
         for region in &regions[..count] {
             push(runs, mapping, region.start, region.end);
         }
-        if reached <= cursor {
-            return Err(io::Error::other("PAGEMAP_SCAN made no progress"));
+        // Only a full vector means that there may be more. The address the
+        // kernel says it reached is not usable: seen on 6.18, it names the last
+        // of its internal buffers that was full, before regions it returned.
+        match regions[..count].last() {
+            Some(last) if count == regions.len() => cursor = last.end,
+            _ => return Ok(()),
         }
-        cursor = reached;
     }
-    Ok(())
 }
 
 fn read_words(pagemap: &File, mapping: &Mapping, runs: &mut Vec<Run>) -> io::Result<()> {
@@ -130,6 +132,31 @@ mod tests {
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOTTY)),
         }
         drop(memory);
+    }
+
+    /// More runs than one call returns, and more than the kernel's own buffer.
+    #[test]
+    fn many_runs_come_once_and_in_order() {
+        let pages = 3 * REGIONS_PER_SCAN as u64;
+        let mut memory = vec![0_u8; ((pages + 1) * PAGE_BYTES) as usize];
+        let start = (memory.as_ptr() as u64).next_multiple_of(PAGE_BYTES);
+        let shift = start - memory.as_ptr() as u64;
+        for page in (0..pages).step_by(2) {
+            memory[(shift + page * PAGE_BYTES) as usize] = 1;
+        }
+        let mapping = Mapping {
+            start,
+            end: start + pages * PAGE_BYTES,
+            file_offset: 0,
+        };
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let mut by_words = Vec::new();
+        read_words(&pagemap, &mapping, &mut by_words).unwrap();
+        let mut by_scan = Vec::new();
+        match scan(&pagemap, &mapping, &mut by_scan) {
+            Ok(()) => assert_eq!(by_scan, by_words),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOTTY)),
+        }
     }
 
     #[test]
