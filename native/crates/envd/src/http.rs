@@ -76,7 +76,7 @@ pub fn with_type(
 }
 
 /// A header as text; absent or not ASCII is None.
-pub fn header<'a>(headers: &'a HeaderMap, name: impl AsName) -> Option<&'a str> {
+pub fn header(headers: &HeaderMap, name: impl AsName) -> Option<&str> {
     headers
         .get(name.as_name())
         .and_then(|value| value.to_str().ok())

@@ -44,7 +44,7 @@ fn hosts_text(old: &str, name: &str) -> String {
                 .skip(1)
                 .any(|word| word == "localhost")
     };
-    if !lines.iter().any(|line| names_localhost(line)) {
+    if !lines.iter().any(names_localhost) {
         lines.insert(0, "127.0.0.1 localhost");
     }
     let ours = format!("127.0.1.1 {name} {OUR_LINE}");

@@ -3,7 +3,7 @@
 //! It is one static program that needs nothing from the image it runs in. `boot` brings the guest up,
 //! `server` answers requests, `process` and `filesystem` and `files` do what they ask, `init` makes a
 //! restored guest itself, `reaper` collects what ended.
-#![no_main]
+#![cfg_attr(not(test), no_main)]
 
 mod app;
 mod auth;
@@ -46,8 +46,9 @@ const GUEST_CGROUP: &str = "/sys/fs/cgroup/aenv";
 
 /// Entry from the C runtime. Rust's own start-up would end the program when the kernel started it
 /// without standard streams and the initramfs has no /dev/null yet.
-#[no_mangle]
-pub extern "C" fn main(_argc: i32, _argv: *const *const u8) -> i32 {
+#[cfg_attr(not(test), export_name = "main")]
+#[cfg_attr(test, allow(dead_code))]
+extern "C" fn entry(_argc: i32, _argv: *const *const u8) -> i32 {
     sys::ignore_sigpipe();
     if std::process::id() == 1 {
         run_as_init();
