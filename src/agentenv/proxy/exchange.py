@@ -33,6 +33,8 @@ from agentenv.proxy.upstream import UpstreamConnection
 if TYPE_CHECKING:
     from agentenv.proxy.connection import ClientConnection
 
+_HTTP = b"HTTP/1."
+
 
 class Exchange:
     """See the module. Made by `ClientConnection` for each request; `start` sets it off."""
@@ -123,6 +125,9 @@ class Exchange:
             return
         self.upstream = upstream
         upstream.exchange = self
+        if upstream.transport.is_closing():
+            self.upstream_lost()  # it died, or spoke unasked, before it was ours
+            return
         upstream.set_reading(not self.client.write_paused)
         head = upstream_request_head(self.head, self._forwarding())
         client, body = self.client, self.request_body
@@ -220,7 +225,8 @@ class Exchange:
         while buffer:
             end = buffer.find(b"\r\n\r\n", max(0, scanned - 3)) + 4
             if end < 4:
-                if len(buffer) > HEAD_BYTES_MAX or has_bare_line_feed(buffer, scanned):
+                http = buffer.startswith(_HTTP) or _HTTP.startswith(buffer)
+                if not http or len(buffer) > HEAD_BYTES_MAX or has_bare_line_feed(buffer, scanned):
                     self._upstream_broke("sent a malformed or oversized response head")
                     return
                 break

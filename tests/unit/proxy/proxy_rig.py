@@ -73,6 +73,8 @@ class Peer:
             raw += await self.exactly(size + 2)
 
     async def send(self, data):
+        if self.writer.is_closing():
+            raise ConnectionResetError("already closed")
         self.writer.write(data)
         await self.writer.drain()
 
@@ -300,7 +302,9 @@ def request(upstream, method="GET", path="/", extra="", body=b"", sandbox=SANDBO
     """A raw request routed by headers."""
     port = upstream if isinstance(upstream, int) else upstream.port
     length = f"Content-Length: {len(body)}\r\n" if body else ""
-    head = f"{method} {path} HTTP/{version}\r\nHost: app.test\r\nE2b-Sandbox-Id: {sandbox}\r\nE2b-Sandbox-Port: {port}\r\n{length}{extra}\r\n"
+    head = (
+        f"{method} {path} HTTP/{version}\r\nHost: app.test\r\nE2b-Sandbox-Id: {sandbox}\r\nE2b-Sandbox-Port: {port}\r\n{length}{extra}\r\n"
+    )
     return head.encode("latin-1") + body
 
 

@@ -59,7 +59,9 @@ async def test_bodies_both_ways(rig, size, chunked):
 async def test_chunked_response_with_trailers_and_extensions_passes_unchanged(rig):
     await rig.start()
     raw = chunks(b"one", b"two" * 1000, trailers=b"Grpc-Status: 0\r\n", extension=b";x=1")
-    upstream = await rig.upstream(replies(b"HTTP/1.1 200 OK\r\nTrailer: Grpc-Status\r\nTransfer-Encoding: chunked\r\n\r\n" + raw, answer(b"next")))
+    upstream = await rig.upstream(
+        replies(b"HTTP/1.1 200 OK\r\nTrailer: Grpc-Status\r\nTransfer-Encoding: chunked\r\n\r\n" + raw, answer(b"next"))
+    )
     client = await rig.client()
     response = await client.ask(request(upstream))
     assert response.body == raw
@@ -328,7 +330,9 @@ async def test_refused_heads_end_the_connection(rig, message):
     assert not api.peers
 
 
-@pytest.mark.parametrize("body", [b"5 \r\nhello\r\n0\r\n\r\n", b"5\r\nhelloX\r\n0\r\n\r\n", b"5\nhello\n0\n\n", b"0\r\nContent-Length: 4\r\n\r\n"])
+@pytest.mark.parametrize(
+    "body", [b"5 \r\nhello\r\n0\r\n\r\n", b"5\r\nhelloX\r\n0\r\n\r\n", b"5\nhello\n0\n\n", b"0\r\nContent-Length: 4\r\n\r\n"]
+)
 async def test_bad_chunks_are_refused_and_never_followed(rig, body):
     async def script(peer):
         await peer.rest()

@@ -156,8 +156,13 @@ def test_forwarded_fields_are_believed_only_on_request():
 
 
 def test_masked_host_and_dropped_token():
-    out = upstream_request_head(get("E2B-Traffic-Access-Token: s\r\n"), Forwarding(b"1", b"http", mask_host=b"localhost:3000", drop_token=True))
-    assert out == b"GET /a?b=c HTTP/1.1\r\nHost: localhost:3000\r\nX-Forwarded-Host: x\r\nX-Forwarded-For: 1\r\nX-Forwarded-Proto: http\r\n\r\n"
+    out = upstream_request_head(
+        get("E2B-Traffic-Access-Token: s\r\n"), Forwarding(b"1", b"http", mask_host=b"localhost:3000", drop_token=True)
+    )
+    assert (
+        out
+        == b"GET /a?b=c HTTP/1.1\r\nHost: localhost:3000\r\nX-Forwarded-Host: x\r\nX-Forwarded-For: 1\r\nX-Forwarded-Proto: http\r\n\r\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +188,8 @@ def test_doubtful_responses_are_refused(head):
 
 def test_response_head_is_cleaned():
     head = parse_response(
-        b"HTTP/1.1 200 Very fine\r\nConnection: close, x-hop\r\nX-Hop: 1\r\nKeep-Alive: 3\r\nSet-Cookie: a\r\nSet-Cookie: b\r\nContent-Length: 4\r\n\r\n"
+        b"HTTP/1.1 200 Very fine\r\nConnection: close, x-hop\r\nX-Hop: 1\r\nKeep-Alive: 3\r\n"
+        b"Set-Cookie: a\r\nSet-Cookie: b\r\nContent-Length: 4\r\n\r\n"
     )
     assert not head.keep_alive
     assert client_response_head(head, b"", chunked=False, with_length=True) == (
@@ -197,7 +203,18 @@ def test_target_by_host(host):
     assert parser.parse(get(host=f"Host: {host}\r\n")) == SandboxTarget("iabc", 8000)
 
 
-@pytest.mark.parametrize("host", ["api.sbx.test", "sbx.test", "8000-iabc.elsewhere.test", "x8000-iabc.sbx.test", "8000-iabcsbx.test", "a.8000-iabc.sbx.test", "[::1]:80"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "api.sbx.test",
+        "sbx.test",
+        "8000-iabc.elsewhere.test",
+        "x8000-iabc.sbx.test",
+        "8000-iabcsbx.test",
+        "a.8000-iabc.sbx.test",
+        "[::1]:80",
+    ],
+)
 def test_other_hosts_are_the_api(host):
     assert TargetParser(("sbx.test",)).parse(get(host=f"Host: {host}\r\n")) is None
 
@@ -228,8 +245,33 @@ def test_headers_win_over_host():
     assert TargetParser(("sbx.test",)).parse(get(fields, host="Host: 80-ihost.sbx.test\r\n")) == SandboxTarget("iheader", 81)
 
 
-INTERNAL = ["/init", "//init", "/./init", "/%69nit", "/init?x", "/init/", "/INIT", "/x/../init", "/%2e/init", "/%252e%252e/init", "/%2Finit", "\\init", "/\\init"]
-INTERNAL += ["/init;a=b", "/init%3Fx", "/init%00", "/in%69t/deep", "/..;/init", "/;/init", "/%2569nit", "/init%20", "/init#x", "/init/.."[:6] + "/."]
+INTERNAL = [
+    "/init",
+    "//init",
+    "/./init",
+    "/%69nit",
+    "/init?x",
+    "/init/",
+    "/INIT",
+    "/x/../init",
+    "/%2e/init",
+    "/%252e%252e/init",
+    "/%2Finit",
+    "\\init",
+    "/\\init",
+]
+INTERNAL += [
+    "/init;a=b",
+    "/init%3Fx",
+    "/init%00",
+    "/in%69t/deep",
+    "/..;/init",
+    "/;/init",
+    "/%2569nit",
+    "/init%20",
+    "/init#x",
+    "/init/.."[:6] + "/.",
+]
 INTERNAL += ["/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade"]
 
 
@@ -243,7 +285,9 @@ def test_internal_paths_never_pass(path):
     guard.check(SandboxTarget("i", 8000), path.encode())
 
 
-@pytest.mark.parametrize("path", ["/", "/initial", "/files/init", "/files?path=/init", "/health", "/process.Process/Start", "/x/%69nit", "*", "/.init"])
+@pytest.mark.parametrize(
+    "path", ["/", "/initial", "/files/init", "/files?path=/init", "/health", "/process.Process/Start", "/x/%69nit", "*", "/.init"]
+)
 def test_other_paths_pass(path):
     EnvdPathGuard().check(SandboxTarget("i", 49983), path.encode())
 
