@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentenv import __version__
+from agentenv.block.client import PROTOCOL, BlockClient
 from agentenv.cli.node import node_paths, node_url, read_record
 from agentenv.cli.server import is_healthy, port_holder
-from agentenv.core.errors import HostNotReady
+from agentenv.core.errors import AgentEnvError, HostNotReady
 from agentenv.host import native
 from agentenv.host.doctor import Check, port_is_free
 
@@ -21,14 +24,17 @@ VERSION_DEADLINE_S = 10.0
 
 def product_checks(config: Config) -> list[Check]:
     """Every check of the product, in the order it starts up."""
-    return [_native("blockd", "version"), _native("envd", "--version"), _qemu(config), _server(config)]
+    return [_blockd(config), _native("envd"), _qemu(config), _server(config)]
 
 
-def _native(name: str, argument: str) -> Check:
+def _native(name: str, argument: str = "") -> Check:
+    """Whether the program is there, and runs when `argument` makes it tell its version (envd is the guest's: it does not)."""
     try:
         path = native.program(name)
     except HostNotReady as error:
         return Check(name, "fail", error.message, error.hint)
+    if not argument:
+        return Check(name, "ok", str(path))
     cure = "build it anew with `make setup`, or install the wheel again"
     try:
         done = subprocess.run([path, argument], capture_output=True, text=True, timeout=VERSION_DEADLINE_S, check=False)
@@ -40,8 +46,31 @@ def _native(name: str, argument: str) -> Check:
     return Check(name, "ok", " ".join(words))
 
 
+def _blockd(config: Config) -> Check:
+    """The program, and whether a running one speaks our protocol."""
+    check = _native("blockd", "version")
+    socket = node_paths(config).blockd_socket
+    if check.status != "ok" or not socket.exists():
+        return check
+    try:
+        info = asyncio.run(_blockd_info(socket))
+    except AgentEnvError as error:
+        return Check("blockd", "warn", f"{check.detail}; {error.message}", "`aenv up` starts it again")
+    if info.get("protocol") != PROTOCOL:
+        detail = f"{check.detail}; the running one (pid {info.get('pid')}) speaks protocol {info.get('protocol')}, this version {PROTOCOL}"
+        return Check("blockd", "fail", detail, "`aenv down`, then `aenv up`")
+    return Check("blockd", "ok", f"{check.detail}; running (pid {info.get('pid')}, protocol {PROTOCOL})")
+
+
+async def _blockd_info(socket: Path) -> dict[str, object]:
+    client = BlockClient(socket)
+    try:
+        return await client.info()
+    finally:
+        await client.close()
+
+
 def _qemu(config: Config) -> Check:
-    from agentenv.core.errors import AgentEnvError
     from agentenv.vmm.qemu_install import host_qemu
 
     own = config.vmm.qemu

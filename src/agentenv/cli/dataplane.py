@@ -19,6 +19,8 @@ from agentenv.cli.exits import CliError, Exit
 if TYPE_CHECKING:
     from e2b import Sandbox
 
+MARGIN_S = 1
+"""Connecting asks for what is left less this, as the request takes time on its way."""
 MIN_LIFE_S = 15
 """What connecting asks for at least, so that a sandbox about to end can still answer."""
 
@@ -29,12 +31,12 @@ def open_sandbox(api: Api, given_id: str) -> Sandbox:
     detail = api.sandbox(sandbox_id)
     if detail["state"] == "paused":
         raise CliError(f"sandbox {sandbox_id} is paused", f"`aenv resume {sandbox_id}` continues it")
-    left_s = (datetime.fromisoformat(detail["endAt"]) - datetime.now(UTC)).total_seconds()
     _bypass_proxy(api.target.sandbox_url or api.target.api_url)
     from e2b import Sandbox
 
+    left_s = (datetime.fromisoformat(detail["endAt"]) - datetime.now(UTC)).total_seconds()
     with sdk_errors(sandbox_id):
-        return Sandbox.connect(sandbox_id, timeout=max(MIN_LIFE_S, int(left_s)), **sdk_options(api))
+        return Sandbox.connect(sandbox_id, timeout=max(MIN_LIFE_S, int(left_s) - MARGIN_S), **sdk_options(api))
 
 
 def sdk_options(api: Api) -> Any:

@@ -36,7 +36,7 @@ def raw() -> Iterator[None]:
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
-        tty.setraw(fd)
+        tty.setraw(fd, termios.TCSADRAIN)  # the default would drop what was typed while the shell was opening
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -134,3 +135,35 @@ def test_native_programs(monkeypatch, tmp_path):
     assert "broken library" in broken.detail
     program.write_text("not a program")
     assert checks._native("blockd", "version").status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b'{"protocol": 1, "pid": 77}', "ok", "pid 77"),
+        (b'{"protocol": 99, "pid": 77}', "fail", "speaks protocol 99"),
+        (None, "warn", "blockd does not answer"),
+    ],
+)
+def test_handshake_with_a_running_blockd(monkeypatch, tmp_path, body, status, says):
+    monkeypatch.setattr("agentenv.host.native.FOLDER", tmp_path)
+    (tmp_path / "blockd").write_text("#!/bin/sh\necho blockd 1.2.3\n")
+    (tmp_path / "blockd").chmod(0o755)
+    config = load_config()
+    config.node.run.mkdir()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(config.node.run / "blockd.sock"))
+    if body is not None:
+        listener.listen()
+
+        def answer():
+            connection, _ = listener.accept()
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+    check = checks._blockd(config)
+    listener.close()
+    assert check.status == status
+    assert says in check.detail
