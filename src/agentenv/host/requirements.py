@@ -52,7 +52,7 @@ def _program(name: str) -> Callable[[], str]:
 def _character_device(path: str) -> Callable[[], str]:
     def problem() -> str:
         try:
-            facts = os.stat(path)
+            facts = Path(path).stat()
         except OSError as error:
             return f"{path}: {error.strerror}"
         if not stat.S_ISCHR(facts.st_mode):

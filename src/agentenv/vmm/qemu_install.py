@@ -60,6 +60,8 @@ FIRMWARE = (
 FIRMWARE_FOLDERS = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
 LIBRARY_FOLDERS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu")
 LOADER = "ld-linux-x86-64.so.2"
+MAX_LINKS = 8
+"""Links followed from one file of a package; its chains are one or two long."""
 LOADED_LATER = ("libgcc_s.so.1",)
 """glibc opens it by name when a thread is cancelled, so it is in no list of needed libraries."""
 
@@ -181,12 +183,12 @@ def _take_what_is_needed(root: Path, into: Path) -> None:
         (into / part).mkdir()
     shutil.copy2(root / "usr/bin" / PROGRAM, into / "bin" / PROGRAM)
     for path in needed_libraries(root):
-        shutil.copy2(path.resolve(), into / "lib" / path.name)
+        shutil.copy2(_inside(root, path), into / "lib" / path.name)
     for name in FIRMWARE:
-        found = next((path for folder in FIRMWARE_FOLDERS if (path := root / folder / name).exists()), None)
+        found = next((path for folder in FIRMWARE_FOLDERS if (path := _inside(root, root / folder / name)).exists()), None)
         if found is None:
             raise Internal(f"the QEMU packages hold no firmware {name}", "name another package version in the configuration")
-        shutil.copy2(_inside(root, found), into / "share" / name)
+        shutil.copy2(found, into / "share" / name)
 
 
 def needed_libraries(root: Path) -> list[Path]:
@@ -205,12 +207,16 @@ def needed_libraries(root: Path) -> list[Path]:
 def _find_library(root: Path, name: str) -> Path:
     for folder in LIBRARY_FOLDERS:
         path = root / folder / name
-        if path.exists():
+        if _inside(root, path).exists():
             return path
     raise Internal(f"the QEMU packages hold no {name}", "name another package version in the configuration")
 
 
 def _inside(root: Path, path: Path) -> Path:
-    """What `path` stands for; an absolute link of a package means a place below `root`, not the host's."""
-    target = path.readlink() if path.is_symlink() else None
-    return path.resolve() if target is None or not target.is_absolute() else root / target.relative_to("/")
+    """The file `path` stands for. An absolute link of a package means a place below `root`, never one of the host."""
+    for _ in range(MAX_LINKS):
+        if not path.is_symlink():
+            break
+        target = path.readlink()
+        path = root / target.relative_to("/") if target.is_absolute() else path.parent / target
+    return path
