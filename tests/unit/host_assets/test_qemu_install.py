@@ -36,9 +36,8 @@ def test_table_rows_are_ranges_with_a_reason() -> None:
 
 def fake_host(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str, machines: str = "microvm    microvm (i386)") -> Path:
     program = folder / "qemu-system-x86_64"
-    program.write_text(
-        f'#!/bin/sh\ncase $1 in --version) echo "QEMU emulator version {version} (Own)";; *) echo "Supported machines are:"; echo "{machines}";; esac\n'
-    )
+    answers = f'--version) echo "QEMU emulator version {version} (Own)";; *) echo "Supported machines are:"; echo "{machines}";;'
+    program.write_text(f"#!/bin/sh\ncase $1 in {answers} esac\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return program
@@ -106,8 +105,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeApt:
         "#!/bin/sh\n"
         'case "$*" in\n'
         '*--list*) echo "  linux-vdso.so.1 (0x0)"; echo "  libz.so.1 => /any/libz.so.1 (0x1)";'
-        ' echo "  libglib-2.0.so.0 => /any/libglib-2.0.so.0 (0x2)";;
-'
+        ' echo "  libglib-2.0.so.0 => /any/libglib-2.0.so.0 (0x2)";;\n'
         '*--version*) echo "QEMU emulator version 10.0.2 (Packaged)";;\n'
         '*) echo "microvm  microvm (i386)";;\n'
         "esac\n"
