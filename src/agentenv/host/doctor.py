@@ -11,17 +11,15 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from agentenv.config.schema import Config
+from agentenv.host.requirements import Finding, check_host
 
 Status = Literal["ok", "warn", "fail"]
 
-MIN_KERNEL = (5, 10)
-"""Oldest kernel whose pidfds, FUSE and nftables do what the node asks of them."""
 HOME_FREE_FAIL_BYTES = 1 << 30
 """Below this not even the base template fits."""
 HOME_FREE_WARN_BYTES = 8 << 30
@@ -39,14 +37,10 @@ class Check:
 
 
 def host_checks(config: Config) -> list[Check]:
-    """Every check of the host, in the order a person would look at them."""
+    """Every check of the host, in the order a person would look at them. The node's own QEMU is looked at elsewhere."""
     return [
-        _root(),
-        _kernel(),
-        _device("/dev/fuse", 10, 229, "the storage daemon gives disks and memory to VMs through FUSE", "modprobe fuse"),
-        _device("/dev/net/tun", 10, 200, "a VM's network card is a tap device", "modprobe tun"),
+        *(_required(finding) for finding in check_host() if finding.requirement.name != "qemu"),
         _namespaces(),
-        *_programs(),
         _kvm(config),
         _memory(config),
         _disk(config),
@@ -55,34 +49,11 @@ def host_checks(config: Config) -> list[Check]:
     ]
 
 
-def _root() -> Check:
-    if os.geteuid() == 0:
-        return Check("root", "ok", "running as root")
-    return Check("root", "fail", f"running as user {os.geteuid()}; mounts, namespaces and taps need root", "run aenv as root (sudo)")
-
-
-def _kernel() -> Check:
-    release, machine = platform.release(), platform.machine()
-    if platform.system() != "Linux" or machine != "x86_64":
-        return Check("kernel", "fail", f"{platform.system()} {machine}", "use a Linux machine with an x86_64 processor")
-    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
-    if numbers < MIN_KERNEL:
-        return Check("kernel", "fail", f"Linux {release}", f"use Linux {'.'.join(map(str, MIN_KERNEL))} or newer")
-    return Check("kernel", "ok", f"Linux {release}")
-
-
-def _device(path: str, major: int, minor: int, why: str, cure: str) -> Check:
-    name = path
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Check(
-            name, "fail", f"absent; {why}", f"`{cure}`; inside a container: pass the device in, or `mknod {path} c {major} {minor}`"
-        )
-    except OSError as error:
-        return Check(name, "fail", f"cannot be opened: {error.strerror}; {why}", "inside a container: allow the device")
-    os.close(fd)
-    return Check(name, "ok", "can be opened")
+def _required(finding: Finding) -> Check:
+    entry = finding.requirement
+    if not finding.problem:
+        return Check(entry.name, "ok", f"Linux {platform.release()}" if entry.name == "linux" else "present")
+    return Check(entry.name, "fail" if entry.required else "warn", f"{finding.problem}; {entry.why}", entry.hint)
 
 
 def _namespaces() -> Check:
@@ -105,20 +76,6 @@ def _unshare() -> int:
     clone_newns, clone_newnet = 0x00020000, 0x40000000
     libc = ctypes.CDLL(None, use_errno=True)
     return 0 if libc.unshare(clone_newns | clone_newnet) == 0 else ctypes.get_errno()
-
-
-def _programs() -> Iterator[Check]:
-    for program, why, package in (
-        ("ip", "makes the networks of sandboxes", "iproute2"),
-        ("nft", "loads their firewall rules", "nftables"),
-        ("mmdebstrap", "builds the base template", "mmdebstrap"),
-        ("mke2fs", "makes its file system", "e2fsprogs"),
-    ):
-        path = shutil.which(program)
-        if path:
-            yield Check(program, "ok", path)
-        else:
-            yield Check(program, "fail", f"not installed; it {why}", f"apt install {package}")
 
 
 def kvm_kind() -> KvmKind:

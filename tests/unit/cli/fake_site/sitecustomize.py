@@ -1,6 +1,6 @@
 """Put on PYTHONPATH, this makes `agentenv.wiring` the fake beside it, in every Python process a test starts.
 
-FAKE_HOST=fit skips the checks of the host in `aenv up`, which have tests of their own.
+FAKE_HOST=fit skips the checks of the host in `aenv up`, which have tests of their own; `bare` has no programs.
 """
 
 import importlib.abc
@@ -22,3 +22,7 @@ if os.environ.get("FAKE_HOST") == "fit":
     import agentenv.host.doctor
 
     agentenv.host.doctor.host_checks = lambda config: []
+if os.environ.get("FAKE_HOST") == "bare":
+    import agentenv.host.requirements
+
+    agentenv.host.requirements.find_program = lambda name: None
