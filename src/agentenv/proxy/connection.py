@@ -21,7 +21,7 @@ from agentenv.proxy import pages
 from agentenv.proxy.chunked import FramingError
 from agentenv.proxy.exchange import Exchange
 from agentenv.proxy.heads import HeadError, RequestHead, has_bare_line_feed, parse_request
-from agentenv.proxy.limits import HEAD_BYTES_MAX, LINGER_BYTES_MAX, PENDING_BYTES_MAX, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
+from agentenv.proxy.limits import HEAD_BYTES_MAX, PENDING_BYTES_MAX, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
 from agentenv.proxy.routes import ProxyRefusal, SandboxTarget
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_advancing",
         "_closing",
+        "_closing_since",
         "_head_since",
-        "_lingered_bytes",
         "_queued_bytes",
         "_reading",
         "_scanned",
@@ -66,8 +66,8 @@ class ClientConnection(asyncio.Protocol):
         self.last_moved = server.now
         self._advancing = False
         self._closing = False
+        self._closing_since = 0.0
         self._head_since = server.now
-        self._lingered_bytes = 0
         self._queued_bytes = 0
         self._reading = True
         self._scanned = 0
@@ -92,9 +92,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""
         if self._closing:
-            self._lingered_bytes += len(data)
-            if self._lingered_bytes > LINGER_BYTES_MAX:
-                self.abort(reset=False)
+            self.last_moved = self.server.now
             return
         self.last_moved = self.server.now
         if self.exchange is not None:
@@ -260,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
     def _close_gracefully(self) -> None:
         self._closing = True
         self.pending = b""
-        self.last_moved = self.server.now
+        self.last_moved = self._closing_since = self.server.now
         if self.eof or not self.transport.can_write_eof():
             self.transport.close()
             return
@@ -314,7 +312,9 @@ class ClientConnection(asyncio.Protocol):
             if idle_s > limit_s:
                 self.abort_exchange("idle")
         elif self._closing:
-            if idle_s > (settings.half_closed_idle_s if queued_bytes else settings.linger_s):
+            # A slow client may take its time for our last answer; one that has it all must go soon.
+            over = not queued_bytes and now - self._closing_since > settings.linger_total_s
+            if over or idle_s > (settings.half_closed_idle_s if queued_bytes else settings.linger_s):
                 self.abort(reset=False)
         elif self.pending:
             if not self.write_paused and now - self._head_since > settings.head_timeout_s:

@@ -35,8 +35,6 @@ DIAL_DELAYS_MS: Final = (100, 200, 300, 400)
 """Pauses between the dials of a refused port, so five dials in one second (contract section 1.6)."""
 API_DIAL_DELAYS_MS: Final = (10, 40)
 """A full accept queue of the API socket clears in milliseconds; a missing server should be told at once."""
-LINGER_BYTES_MAX: Final = 16 * 1024 * KIB
-"""Late request bytes read and dropped after our last answer, so that the answer is not lost to a reset."""
 LAST_GASP_BYTES_MAX: Final = 64 * KIB
 """What is read from an upstream that died while we wrote to it: room for one early answer."""
 
@@ -64,7 +62,9 @@ class ProxySettings:
     dial_timeout_s: float = 5.0
     """One connect to an upstream; it is on this host, so a slow one is a dead one."""
     linger_s: float = 2.0
-    """Waiting for the client to take our last answer and close."""
+    """After our last answer: silence of a client that has not closed yet. What it sends meanwhile is dropped."""
+    linger_total_s: float = 30.0
+    """The same for a client that goes on sending, so that a big upload can end and its early answer be read."""
     pool_idle_s: float = 4.0
     """An idle upstream connection; below the five seconds after which common servers close theirs."""
     pool_idle_per_upstream: int = 16

@@ -425,7 +425,7 @@ async def test_half_closed_client_is_not_waited_for_forever(rig):
 
 
 async def test_lingering_has_an_end(rig):
-    await rig.start(linger_s=0.3)
+    await rig.start(linger_s=0.2, linger_total_s=0.6)
     client = await rig.client()
     await client.send(b"nonsense\r\n\r\n")
     assert (await client.head()).status == 400

@@ -177,6 +177,21 @@ async def test_early_response_while_the_body_is_still_coming(rig):
     assert await client.rest() == b""
 
 
+async def test_client_that_reads_only_after_a_big_upload_still_gets_the_early_answer(rig):
+    async def script(peer):
+        await peer.head()
+        await peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
+        await peer.rest()
+
+    await rig.start()
+    upstream = await rig.upstream(script)
+    client = await rig.client()
+    await client.send(request(upstream, "POST", extra="Content-Length: 200000000\r\n"))
+    for _ in range(200):
+        await client.send(b"x" * 1_000_000)
+    assert (await client.rest()).endswith(b"big")
+
+
 async def test_early_answer_survives_the_reset_that_follows_it(rig):
     async def script(peer):
         await peer.head()
