@@ -372,6 +372,8 @@ class Exchange:
 
     def run_ended(self) -> None:
         """The sandbox was killed or paused."""
+        if self.client.exchange is not self:
+            return  # the client has left in the same turn of the loop
         self.client.server.count("run_ended")
         self.upstream = None  # aborted by whoever called
         if self.response_started:

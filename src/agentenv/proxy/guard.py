@@ -13,7 +13,8 @@ from urllib.parse import unquote_to_bytes
 from agentenv.proxy import pages
 from agentenv.proxy.routes import ENVD_PORT, RequestInfo, SandboxTarget
 
-_INTERNAL = frozenset((b"init", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade"))
+_UNREADABLE = b"%"
+_INTERNAL = frozenset((_UNREADABLE, b"init", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade"))
 _PLAIN = re.compile(rb"/[A-Za-z0-9_.\-]*[A-Za-z0-9_\-](?:/[A-Za-z0-9_\-][A-Za-z0-9_.\-]*)*")
 _DECODE_ROUNDS_MAX = 8
 
@@ -33,7 +34,7 @@ class EnvdPathGuard:
 
 
 def first_segment(path: bytes) -> bytes:
-    """The first segment of the path that any server could see, in lower case."""
+    """The first segment of the path that any server could see, in lower case; `%` if it is escaped too often to tell."""
     if _PLAIN.fullmatch(path) is not None and not path.startswith(b"/."):
         return path[1:].partition(b"/")[0].lower()
     for _ in range(_DECODE_ROUNDS_MAX):
@@ -41,6 +42,8 @@ def first_segment(path: bytes) -> bytes:
         if decoded == path:
             break
         path = decoded
+    else:
+        return _UNREADABLE
     path = re.split(rb"[?#\x00]", path, maxsplit=1)[0].replace(b"\\", b"/")
     segments: list[bytes] = []
     for part in path.split(b"/"):

@@ -274,7 +274,7 @@ def parse_response(data: bytes) -> ResponseHead:
     return head
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forwarding:
     """What one hop adds to a request. `mask_host` replaces Host; `drop_token` keeps the traffic token from the guest."""
 

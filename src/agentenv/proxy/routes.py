@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from agentenv.proxy.heads import HeadError, RequestHead
+
+log = logging.getLogger(__name__)
 
 _LABEL = re.compile(r"([0-9]+)-([a-z0-9]+)(?:-[a-z0-9-]*)?")
 _SANDBOX_ID = re.compile(rb"([a-z0-9]+)(?:-[a-z0-9-]*)?")
@@ -96,7 +99,11 @@ class CloseSignal:
         """Close all streams. A second call does nothing."""
         self.fired = True
         while self._callbacks:
-            self._callbacks.pop()()
+            callback = self._callbacks.pop()
+            try:
+                callback()
+            except Exception:
+                log.exception("closing a stream of an ended sandbox failed")  # the others must be closed all the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import logging
 import select
 import socket
 import ssl
@@ -28,6 +29,8 @@ from agentenv.proxy.listeners import describe_holder
 from agentenv.proxy.pool import UpstreamPool
 from agentenv.proxy.routes import CloseSignal, Route, RouteTable, TargetParser
 from agentenv.proxy.upstream import dial_unix
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,11 @@ class ProxyServer:
             self.pool.expire(self.now)
             self._find_dead_clients()
             for connection in list(self._connections):
-                connection.check(self.now)
+                try:
+                    connection.check(self.now)
+                except Exception:
+                    log.exception("checking a client connection failed")  # the deadlines of the others must go on
+                    connection.abort(reset=False)
 
     def _find_dead_clients(self) -> None:
         """Ask the kernel about the clients that nobody reads from at the moment."""

@@ -272,6 +272,7 @@ INTERNAL += [
     "/init#x",
     "/init/.."[:6] + "/.",
 ]
+INTERNAL += ["/%" + "25" * 3 + "69nit", "/%" + "25" * 30 + "69nit"]
 INTERNAL += ["/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade"]
 
 

@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 import os
+import random
 import re
 import socket
 import ssl
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from proxy_rig import SANDBOX, FastTable, Peer, Rig, Upstream, answer, chunks, replies, request
+from proxy_rig import SANDBOX, FastTable, Peer, Rig, Sandbox, Upstream, answer, chunks, replies, request
 
 from agentenv.core.errors import HostNotReady
 from agentenv.proxy import CloseSignal, ProxyServer, ProxySettings
@@ -151,6 +153,15 @@ def test_close_signal():
     assert calls == [2, 1]
 
 
+def test_close_signal_reaches_everyone_even_if_one_fails():
+    signal, calls = CloseSignal(), []
+    signal.subscribe(lambda: 1 / 0)
+    for number in range(3):
+        signal.subscribe(lambda number=number: calls.append(number))
+    signal.fire()
+    assert sorted(calls) == [0, 1, 2]
+
+
 def test_limits_of_the_contract():
     defaults = ProxySettings()
     assert defaults.stream_idle_s >= 600
@@ -272,3 +283,47 @@ async def test_concurrent_clients_never_get_each_others_answers(rig):
     await asyncio.gather(*(run(number) for number in range(25)))
     assert api.peers
     assert rig.outcomes()["completed"] == 1000
+
+
+async def test_nothing_leaks_when_anyone_leaves_at_any_time(rig):
+    """Clients leave and sandboxes die at random moments, also while dialling and resuming; afterwards no descriptor is left."""
+    chance = random.Random(7)
+
+    async def moody(peer):
+        await peer.head()
+        await asyncio.sleep(chance.random() * 0.02)
+        mood = chance.randrange(4)
+        if mood == 0:
+            return
+        await peer.send(answer(b"x" * 50_000) if mood == 1 else b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        if mood == 3:
+            peer.reset()
+        await peer.rest()
+
+    await rig.start()
+    upstream = await rig.upstream(moody)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        closed_port = unused.getsockname()[1]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    async def visit(number):
+        sandbox_id = f"i{number % 20}"
+        rig.table.sandboxes.setdefault(sandbox_id, Sandbox())
+        client = await rig.client()
+        port = closed_port if chance.random() < 0.2 else upstream.port
+        await client.send(request(port, chance.choice(["GET", "POST"]), sandbox=sandbox_id, body=b"y" * chance.choice([0, 10, 100_000])))
+        await asyncio.sleep(chance.random() * 0.04)
+        if chance.random() < 0.2 and sandbox_id in rig.table.sandboxes:
+            rig.table.kill(sandbox_id)
+        client.reset() if chance.random() < 0.5 else client.close()
+
+    for turn in range(6):
+        rig.table.resolve_delay_s = 0.01 * (turn % 3)
+        await asyncio.gather(*(visit(number) for number in range(80)))
+    for sandbox_id in list(rig.table.sandboxes):
+        rig.table.kill(sandbox_id)
+    await rig.settle(lambda: rig.proxy.stats().active_connections == 0)
+    await rig.settle(lambda: all(task.done() for task in upstream.tasks), 12)
+    await rig.settle(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
+    assert rig.proxy.stats().idle_upstreams == 0
