@@ -67,9 +67,14 @@ class NodePaths:
         """One folder per life of a VM."""
         return self.run / "vms"
 
+    @property
+    def snapshots(self) -> Path:
+        """One folder per snapshot."""
+        return self.home / "snapshots"
+
     def snapshot(self, snapshot_id: str) -> Path:
         """The folder of a snapshot; its layers are in the layer store."""
-        return self.home / "snapshots" / snapshot_id
+        return self.snapshots / snapshot_id
 
     def vm(self, sandbox_id: str, run_id: str) -> Path:
         """The working folder of one life of a sandbox's VM."""

@@ -1,27 +1,32 @@
 """The node's memory across restarts: one SQLite file, written by one thread, mirrored in memory for reads.
 
-Invariants: a state changes only through `transition`, which compares and swaps and knows the lifecycle table; what is
-read from the mirror has been committed. WAL with `synchronous=NORMAL`: a commit survives any death of the process; the
-last ones may be lost when the machine dies, and then the file is still consistent.
+Invariants: a state changes only through `transition`, which compares and swaps and knows the lifecycle table; writes of
+one sandbox come one after the other. The mirror shows a sandbox's change from the moment it is asked for, so that no
+task acts on the old state meanwhile, and goes back when the commit fails: when a call has returned, mirror and file
+agree. WAL with `synchronous=NORMAL`: a commit survives any death of the process; the last ones may be lost when the
+machine dies, and then the file is still consistent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 
 from agentenv.core.clock import Clock
-from agentenv.core.errors import Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
+from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State, is_allowed
 from agentenv.core.model import LogEntry, Sandbox, Snapshot, Template
+from agentenv.core.tasks import wait_done
 from agentenv.store.schema import CREATE, VERSION
 
 T = TypeVar("T")
@@ -29,6 +34,7 @@ _SANDBOX = TypeAdapter(Sandbox)
 _SNAPSHOT = TypeAdapter(Snapshot)
 _TEMPLATE = TypeAdapter(Template)
 _LOG_ENTRY = TypeAdapter(LogEntry)
+_FULL_BELOW_BYTES = 64 << 10  # SQLite grows its files by less; an I/O error with less free space means a full disk
 _EVENTS_PER_SANDBOX = 2000  # a sandbox's life is tens of events; the bound stops one that is paused in a loop for days
 
 
@@ -42,6 +48,7 @@ class Store:
         self._sandboxes: dict[str, Sandbox] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._templates: dict[str, Template] = {}
+        self._rows: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one writer per sandbox
 
     async def open(self) -> None:
         """Create or open the file and load it. DataCorrupt or HostNotReady name the file and what to do."""
@@ -64,39 +71,47 @@ class Store:
 
     async def add_sandbox(self, sandbox: Sandbox) -> None:
         """Record a new sandbox. Conflict when the id exists."""
-        if sandbox.sandbox_id in self._sandboxes:
-            raise Conflict(f"sandbox {sandbox.sandbox_id} exists already")
-        await self._write_sandbox(replace(sandbox, updated_at_ms=self._clock.now_ms()))
+        async with self._row(sandbox.sandbox_id):
+            if sandbox.sandbox_id in self._sandboxes:
+                raise Conflict(f"sandbox {sandbox.sandbox_id} exists already")
+            await self._write_sandbox(replace(sandbox, updated_at_ms=self._clock.now_ms()))
 
     async def transition(self, sandbox_id: str, expected: State, new: State, **changes: Any) -> Sandbox:
         """Move a sandbox from `expected` to `new` and apply `changes` in the same commit. Conflict when it is not in `expected`."""
         if not is_allowed(expected, new):
             raise Internal(f"{expected} -> {new} is not in the lifecycle table")
-        current = self._sandboxes.get(sandbox_id)
-        if current is None:
-            raise NotFound(f"sandbox {sandbox_id} does not exist")
-        if current.state is not expected:
-            raise Conflict(f"sandbox {sandbox_id} is {current.state}, not {expected}")
-        return await self._write_sandbox(replace(current, state=new, updated_at_ms=self._clock.now_ms(), **changes))
+        async with self._row(sandbox_id):
+            current = self._known(sandbox_id)
+            if current.state is not expected:
+                raise Conflict(f"sandbox {sandbox_id} is {current.state}, not {expected}")
+            return await self._write_sandbox(replace(current, state=new, updated_at_ms=self._clock.now_ms(), **changes))
 
     async def change(self, sandbox_id: str, **changes: Any) -> Sandbox:
         """Change other fields than the state."""
-        current = self._sandboxes.get(sandbox_id)
-        if current is None:
-            raise NotFound(f"sandbox {sandbox_id} does not exist")
         if "state" in changes:
             raise Internal("a state changes only through `transition`")
-        return await self._write_sandbox(replace(current, updated_at_ms=self._clock.now_ms(), **changes))
+        async with self._row(sandbox_id):
+            return await self._write_sandbox(replace(self._known(sandbox_id), updated_at_ms=self._clock.now_ms(), **changes))
 
     async def forget_sandbox(self, sandbox_id: str) -> None:
         """Drop the row and the log of a killed sandbox."""
-        self._sandboxes.pop(sandbox_id, None)
-        await self._execute(
-            ("DELETE FROM sandboxes WHERE sandbox_id = ?", (sandbox_id,)), ("DELETE FROM events WHERE sandbox_id = ?", (sandbox_id,))
-        )
+        async with self._row(sandbox_id):
+            await self._execute(
+                ("DELETE FROM sandboxes WHERE sandbox_id = ?", (sandbox_id,)),
+                ("DELETE FROM events WHERE sandbox_id = ?", (sandbox_id,)),
+                mirror=lambda: self._sandboxes.pop(sandbox_id, None),
+            )
+
+    def _row(self, sandbox_id: str) -> asyncio.Lock:
+        return self._rows.setdefault(sandbox_id, asyncio.Lock())
+
+    def _known(self, sandbox_id: str) -> Sandbox:
+        if sandbox_id not in self._sandboxes:
+            raise NotFound(f"sandbox {sandbox_id} does not exist")
+        return self._sandboxes[sandbox_id]
 
     async def _write_sandbox(self, sandbox: Sandbox) -> Sandbox:
-        # The mirror changes first, so that no other task can act on the old state while the commit is under way.
+        """The caller holds the row. Mirror and file agree at the end, also when the commit fails or the caller is cancelled."""
         before = self._sandboxes.get(sandbox.sandbox_id)
         self._sandboxes[sandbox.sandbox_id] = sandbox
         row = (sandbox.sandbox_id, sandbox.state.value, sandbox.updated_at_ms, json.dumps(asdict(sandbox)))
@@ -104,8 +119,8 @@ class Store:
             await self._execute(("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", row))
         except Exception:
             if before is None:
-                self._sandboxes.pop(sandbox.sandbox_id, None)
-            elif self._sandboxes.get(sandbox.sandbox_id) is sandbox:
+                del self._sandboxes[sandbox.sandbox_id]
+            else:
                 self._sandboxes[sandbox.sandbox_id] = before
             raise
         return sandbox
@@ -124,13 +139,17 @@ class Store:
 
     async def add_snapshot(self, snapshot: Snapshot) -> None:
         """Record a finished snapshot."""
-        await self._execute(("INSERT INTO snapshots VALUES (?, ?)", (snapshot.snapshot_id, json.dumps(asdict(snapshot)))))
-        self._snapshots[snapshot.snapshot_id] = snapshot
+        await self._execute(
+            ("INSERT INTO snapshots VALUES (?, ?)", (snapshot.snapshot_id, json.dumps(asdict(snapshot)))),
+            mirror=lambda: self._snapshots.update({snapshot.snapshot_id: snapshot}),
+        )
 
     async def remove_snapshot(self, snapshot_id: str) -> None:
         """Forget a snapshot; its files are the garbage collector's. No error when it is gone."""
-        await self._execute(("DELETE FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)))
-        self._snapshots.pop(snapshot_id, None)
+        await self._execute(
+            ("DELETE FROM snapshots WHERE snapshot_id = ?", (snapshot_id,)),
+            mirror=lambda: self._snapshots.pop(snapshot_id, None),
+        )
 
     def template(self, template_id: str) -> Template | None:
         """A template by id or name, or None."""
@@ -143,8 +162,11 @@ class Store:
     async def put_template(self, template: Template) -> None:
         """Add or replace a template."""
         row = (template.template_id, template.name, json.dumps(asdict(template)))
-        await self._execute(("INSERT OR REPLACE INTO templates VALUES (?, ?, ?)", row))
-        self._templates = {k: t for k, t in self._templates.items() if t.name != template.name} | {template.template_id: template}
+
+        def mirror() -> None:
+            self._templates = {k: t for k, t in self._templates.items() if t.name != template.name} | {template.template_id: template}
+
+        await self._execute(("INSERT OR REPLACE INTO templates VALUES (?, ?, ?)", row), mirror=mirror)
 
     # --- the log of each sandbox -----------------------------------------------------------------------------------
 
@@ -167,19 +189,31 @@ class Store:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
-    async def _execute(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+    async def _execute(self, *statements: tuple[str, tuple[Any, ...]], mirror: Callable[[], object] = lambda: None) -> None:
+        """Commit the statements together, then change the mirror. Both happen also when the caller is cancelled meanwhile."""
+
         def work() -> None:
             try:
                 with self._db:
                     for sql, values in statements:
                         self._db.execute(sql, values)
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                    raise StorageFull(f"no room for the node's database {self._path}", "free some space; nothing was lost") from error
-                raise Internal(f"the node's database refused a write: {error}") from error
+            except sqlite3.Error as error:
+                raise self._refused(error) from error
 
-        # Shielded: a cancelled caller must not leave mirror and file apart.
-        await asyncio.shield(self._run(work))
+        commit = asyncio.ensure_future(self._run(work))
+        cancelled = await wait_done(commit)
+        commit.result()
+        mirror()
+        if cancelled is not None:
+            raise cancelled
+
+    def _refused(self, error: sqlite3.Error) -> AgentEnvError:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_FULL or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR and _is_full(self._path.parent)):
+            return StorageFull(f"no room for the node's database {self._path}", "free some space; nothing was lost")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return DataCorrupt(f"the node's database {self._path} is damaged: {error}", "restore it from a copy, or move it away")
+        return Internal(f"the node's database refused a write: {error}")
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,3 +235,7 @@ class Store:
             raise DataCorrupt(
                 f"the node's database {self._path} cannot be read: {error}", "restore it from a copy, or move it away"
             ) from error
+
+
+def _is_full(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free < _FULL_BELOW_BYTES
