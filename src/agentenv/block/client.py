@@ -49,6 +49,11 @@ class Stack:
     lowers: tuple[Path, ...]
     upper: Path | None
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The data files it is made of."""
+        return self.lowers if self.upper is None else (*self.lowers, self.upper)
+
 
 @dataclass(frozen=True, slots=True)
 class Capture:
@@ -89,10 +94,10 @@ class BlockClient:
         """Every open stack."""
         return [_stack(item) for item in (await self._call("GET", "/v1/stacks"))["stacks"]]
 
-    async def seal(self, stack_id: str, fresh: Upper, sync: bool = False) -> int:
-        """Make the upper the newest immutable layer and go on with a fresh one, in O(index). Returns its size in bytes."""
+    async def seal(self, stack_id: str, fresh: Upper, sync: bool = False) -> Stack:
+        """Make the upper the newest immutable layer and go on with a fresh one, in O(index). Returns the stack as it is then."""
         body = {"upper": {"data": str(fresh.data), "index": str(fresh.index)}, "sync": sync}
-        return int((await self._call("POST", f"/v1/stacks/{stack_id}/seal", body, _COPY_DEADLINE_S))["layer"]["size_bytes"])
+        return _stack((await self._call("POST", f"/v1/stacks/{stack_id}/seal", body, _COPY_DEADLINE_S))["stack"])
 
     async def flush(self, stack_id: str) -> None:
         """Make everything written so far durable."""
@@ -138,9 +143,12 @@ class BlockClient:
             raise errors.Unavailable(
                 f"blockd does not answer on {self.socket}: {error}", "see blockd.log; `aenv up` starts it again"
             ) from error
-        if reply.status_code < 300:
+        if reply.status_code >= 300:
+            raise _error(reply)
+        try:
             return reply.json() if reply.content else {}
-        raise _error(reply)
+        except ValueError as error:
+            raise errors.Internal(f"blockd answered {method} {path} with something that is not JSON: {reply.text[:200]}") from error
 
 
 def _error(reply: httpx.Response) -> errors.AgentEnvError:

@@ -22,19 +22,19 @@ def available_memory_mb() -> int:
     return 0
 
 
-def admit(parts: Parts, machine: Machine, count: int = 1) -> None:
-    """LimitReached or StorageFull, with the figure, unless the node can take `count` more VMs.
+def admit(parts: Parts, machine: Machine) -> None:
+    """LimitReached or StorageFull, with the figure, unless the node can take one more VM.
 
     Memory asked of the host is a quarter of the guests' size: clean pages are shared, and an idle guest diverges little.
     """
     limits = parts.config.limits
     running = sum(1 for sandbox in parts.store.sandboxes() if sandbox.state in _HOLDING)
-    if running + count > limits.sandboxes_running:
+    if running >= limits.sandboxes_running:
         raise LimitReached(
             f"{running} sandboxes run here, the node's limit is {limits.sandboxes_running}",
             "kill or pause some, or raise limits.sandboxes_running",
         )
-    needed_mb = limits.memory_reserve_mb + count * machine.memory_mb // 4
+    needed_mb = limits.memory_reserve_mb + machine.memory_mb // 4
     available_mb = available_memory_mb()
     if available_mb < needed_mb:
         raise LimitReached(f"the host has {available_mb} MiB of memory left, {needed_mb} MiB are needed", "kill or pause sandboxes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError, NotFound
@@ -13,6 +14,8 @@ from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start
 from agentenv.orchestrator.watch import watch
+
+_log = logging.getLogger(__name__)
 
 
 def find_template(parts: Parts, reference: str) -> Template:
@@ -50,18 +53,29 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
         snapshot_id=template.snapshot_id,
     )
     created = await launch(parts, sandbox)
-    await parts.store.put_template(replace(template, spawn_count=template.spawn_count + 1))
+    await _count_spawn(parts, template.template_id)
     return created
+
+
+async def _count_spawn(parts: Parts, template_id: str) -> None:
+    """A figure for people: no reason to fail a create that worked."""
+    template = parts.store.template(template_id)
+    if template is None:
+        return
+    try:
+        await parts.store.put_template(replace(template, spawn_count=template.spawn_count + 1))
+    except AgentEnvError as error:
+        _log.warning("the spawn count of template %s could not be written: %s", template.name, error)
 
 
 async def launch(parts: Parts, sandbox: Sandbox) -> Sandbox:
     """Record a new sandbox and start it from its `snapshot_id`. On failure it ends as killed, with the reason."""
-    await parts.store.add_sandbox(sandbox)
     sandbox_id = sandbox.sandbox_id
-    async with parts.shared.locked(sandbox_id):
+    began_ms = parts.clock.monotonic_ms()
+    async with parts.shared.locked(sandbox_id):  # before it is recorded: from then on it can be found, and killed
+        await parts.store.add_sandbox(sandbox)
         try:
             snapshot = parts.store.snapshot(sandbox.snapshot_id or "")
-            began_ms = parts.clock.monotonic_ms()
             record, vm = await start(parts, sandbox, snapshot)
             now_ms = parts.clock.now_ms()
             running = await parts.store.transition(

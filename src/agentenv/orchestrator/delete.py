@@ -20,31 +20,35 @@ def missing(sandbox_id: str) -> NotFound:
 async def kill(parts: Parts, sandbox_id: str) -> None:
     """End a running or paused sandbox. NotFound when there is none, or it has been killed before."""
     sandbox = parts.store.sandbox(sandbox_id)
-    if sandbox is None or sandbox.state in _ENDED:
+    if sandbox is None or sandbox.state is State.KILLED:
         raise missing(sandbox_id)
     parts.shared.gone(sandbox_id)  # streams are cut at once, even while another verb holds the sandbox
     async with parts.shared.locked(sandbox_id):
         sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in _ENDED:
+        if sandbox is None or sandbox.state is State.KILLED:
             raise missing(sandbox_id)
         await end(parts, sandbox, "killed by request")
 
 
 async def end(parts: Parts, sandbox: Sandbox, reason: str) -> None:
-    """End a sandbox whose lock the caller holds. Its resources are freed before this returns."""
-    sandbox_id = sandbox.sandbox_id
+    """End a sandbox whose lock the caller holds. Its resources are freed before this returns.
+
+    May be called again after a failure. The record lets go of the VM with the first commit: what a crash after it leaves
+    over is explained by nothing, and the next start of the server removes it.
+    """
+    sandbox_id, record = sandbox.sandbox_id, sandbox.vm
     if sandbox.state is not State.KILLING:
-        sandbox = await parts.store.transition(sandbox_id, sandbox.state, State.KILLING, reason=reason)
+        await parts.store.transition(sandbox_id, sandbox.state, State.KILLING, vm=None, reason=reason)
     parts.shared.gone(sandbox_id)
-    if sandbox.vm is not None:
-        await stop(parts, sandbox_id, sandbox.vm, parts.shared.let_go(sandbox_id))
-    await parts.store.transition(sandbox_id, State.KILLING, State.KILLED, vm=None, snapshot_id=None)
+    if record is not None:
+        await stop(parts, sandbox_id, record, parts.shared.let_go(sandbox_id))
+    await parts.store.transition(sandbox_id, State.KILLING, State.KILLED, snapshot_id=None)
     await note(parts, sandbox_id, "ended", reason=reason)
     sweep_soon(parts)
 
 
 async def abandon(parts: Parts, sandbox_id: str, reason: str) -> None:
-    """End a sandbox that never came to run; its start has undone its own resources."""
+    """End a sandbox that never came to run, if nobody else has. The caller holds its lock."""
     sandbox = parts.store.sandbox(sandbox_id)
     if sandbox is not None and sandbox.state not in _ENDED:
         await end(parts, sandbox, reason)

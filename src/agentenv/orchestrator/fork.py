@@ -16,9 +16,9 @@ from agentenv.core.model import ForkOutcome, RunningVm, Sandbox
 from agentenv.host.files import require_free
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.create import launch
-from agentenv.orchestrator.delete import end, missing
+from agentenv.orchestrator.delete import missing
 from agentenv.orchestrator.parts import Parts, note
-from agentenv.orchestrator.pause import live_vm, plan_capture, take
+from agentenv.orchestrator.pause import live_vm, plan_capture, run_on, take
 from agentenv.orchestrator.sweep import sweep_soon
 
 
@@ -37,7 +37,7 @@ async def _instant(parts: Parts, sandbox_id: str, count: int, held: contextlib.E
         source = parts.store.sandbox(sandbox_id)
         if source is None or source.state in (State.KILLING, State.KILLED):
             raise missing(sandbox_id)
-        admit(parts, source.machine, count)
+        admit(parts, source.machine)  # room for one child at least; each looks again for itself
         if source.state is State.PAUSED and source.snapshot_id is not None:
             snapshot_id = source.snapshot_id
         elif source.state is State.RUNNING and source.vm is not None:
@@ -57,26 +57,16 @@ async def _capture(parts: Parts, source: Sandbox, record: RunningVm) -> str:
     with parts.layers.announced(plan.memory_layer, plan.fresh_upper), parts.shared.using(plan.snapshot_id):
         try:
             captured = await take(parts, source, record, plan)
-            await live_vm(parts, sandbox_id).resume()
+            record = captured.vm
+            await live_vm(parts, sandbox_id).resume()  # first of all: the source stands still for the capture only
             stopped_ms = parts.clock.monotonic_ms() - began_ms
             await parts.store.add_snapshot(captured.snapshot)
-        finally:
-            await _run_on(parts, source)
+        except BaseException as error:
+            await run_on(parts, sandbox_id, record, str(error) if isinstance(error, AgentEnvError) else type(error).__name__)
+            raise
+        await run_on(parts, sandbox_id, record)
         await note(parts, sandbox_id, "captured for a fork", stopped_ms=f"{stopped_ms:.0f}", memory_bytes=str(captured.memory_bytes))
     return plan.snapshot_id  # no other task runs before the caller takes hold of it
-
-
-async def _run_on(parts: Parts, source: Sandbox) -> None:
-    """Whatever happened, the source ends up running, or ended with a reason."""
-    sandbox_id = source.sandbox_id
-    try:
-        await live_vm(parts, sandbox_id).resume()  # harmless when it runs already
-        await parts.store.transition(sandbox_id, State.FORKING, State.RUNNING)
-    except AgentEnvError as lost:
-        current = parts.store.sandbox(sandbox_id) or source
-        if current.state is State.FORKING:
-            await end(parts, current, f"its VM was lost while it was forked: {lost}")
-        raise
 
 
 async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int) -> ForkOutcome:
@@ -95,6 +85,7 @@ async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int
         reason="",
     )
     try:
+        admit(parts, child.machine)
         return ForkOutcome(await launch(parts, child))
     except AgentEnvError as error:
         return ForkOutcome(None, error.status, str(error))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from agentenv.block.client import BlockClient
 from agentenv.config.schema import Config
+from agentenv.core.cleanup import Cleanup
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.model import LogEntry, VmIdentity
@@ -61,6 +62,8 @@ class Shared:
     sweeping: asyncio.Lock = field(default_factory=asyncio.Lock)
     sweep_wanted: bool = False
     expiring: set[str] = field(default_factory=set)
+    expiry_retry_at_ms: dict[str, int] = field(default_factory=dict)  # not before then, after a failure
+    unfreed: list[Cleanup] = field(default_factory=list)  # what could not be freed yet; `repair` tries again
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -68,17 +71,21 @@ class Shared:
         self.starting = asyncio.Semaphore(self.starts_at_once)
 
     @contextlib.asynccontextmanager
-    async def locked(self, sandbox_id: str) -> AsyncIterator[None]:
-        """One verb at a time for each sandbox; others wait their turn in order."""
-        lock, users = self._locks.get(sandbox_id) or (asyncio.Lock(), 0)
-        self._locks[sandbox_id] = (lock, users + 1)
+    async def locked(self, name: str) -> AsyncIterator[None]:
+        """One verb at a time for each sandbox (or stack); others wait their turn in order. A free lock is taken without waiting."""
+        lock, users = self._locks.get(name) or (asyncio.Lock(), 0)
+        self._locks[name] = (lock, users + 1)
         try:
             async with lock:
                 yield
         finally:
-            lock, users = self._locks.pop(sandbox_id)
+            lock, users = self._locks.pop(name)
             if users > 1:  # the last one out drops the lock
-                self._locks[sandbox_id] = (lock, users - 1)
+                self._locks[name] = (lock, users - 1)
+
+    def is_locked(self, name: str) -> bool:
+        """Whether a verb holds, or waits for, this sandbox."""
+        return name in self._locks
 
     @contextlib.contextmanager
     def using(self, snapshot_id: str) -> Iterator[None]:
@@ -122,7 +129,10 @@ class Shared:
 
 
 async def note(parts: Parts, sandbox_id: str, message: str, level: str = "info", **fields: str) -> None:
-    """Add to the sandbox's own log and to the server's."""
+    """Add to the sandbox's own log and to the server's. Never fails a verb: what it did is done, written down or not."""
     entry = LogEntry(parts.clock.now_ms(), level, "orchestrator", message, fields)  # type: ignore[arg-type]
     _log.log(logging.getLevelName("WARNING" if level == "warn" else level.upper()), "%s: %s %s", sandbox_id, message, fields or "")
-    await parts.store.add_event(sandbox_id, entry)
+    try:
+        await parts.store.add_event(sandbox_id, entry)
+    except AgentEnvError as error:
+        _log.warning("%s: its log could not be written: %s", sandbox_id, error)

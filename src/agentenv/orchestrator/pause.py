@@ -18,14 +18,19 @@ from agentenv.vmm.driver import Vm
 async def pause(parts: Parts, sandbox_id: str) -> None:
     """Answers once the snapshot is recorded; the VM's remains are freed after that. Conflict when already paused."""
     async with parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
-        if sandbox.state is not State.RUNNING or sandbox.vm is None:
-            raise Conflict(f"sandbox {sandbox_id} is {sandbox.state} already")
-        require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a pause")
-        await parts.store.transition(sandbox_id, State.RUNNING, State.PAUSING)
-        await _pause(parts, sandbox, sandbox.vm)
+        await pause_held(parts, sandbox_id)
+
+
+async def pause_held(parts: Parts, sandbox_id: str) -> None:
+    """`pause` for a caller that holds the sandbox's lock."""
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
+        raise missing(sandbox_id)
+    if sandbox.state is not State.RUNNING or sandbox.vm is None:
+        raise Conflict(f"sandbox {sandbox_id} is {sandbox.state} already")
+    require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a pause")
+    await parts.store.transition(sandbox_id, State.RUNNING, State.PAUSING)
+    await _pause(parts, sandbox, sandbox.vm)
 
 
 async def _pause(parts: Parts, sandbox: Sandbox, record: RunningVm) -> None:
@@ -36,14 +41,15 @@ async def _pause(parts: Parts, sandbox: Sandbox, record: RunningVm) -> None:
     with parts.layers.announced(plan.memory_layer, plan.fresh_upper), parts.shared.using(plan.snapshot_id):
         try:
             captured = await take(parts, sandbox, record, plan)
+            record = captured.vm
             await parts.store.add_snapshot(captured.snapshot)
+            await parts.store.transition(sandbox_id, State.PAUSING, State.PAUSED, snapshot_id=plan.snapshot_id, vm=None)
         except BaseException as error:
-            await _go_on(parts, sandbox, error)
+            cause = str(error) if isinstance(error, AgentEnvError) else type(error).__name__
+            await run_on(parts, sandbox_id, record, cause)
             raise
-        await parts.store.transition(sandbox_id, State.PAUSING, State.PAUSED, snapshot_id=plan.snapshot_id, vm=None)
     took_ms = parts.clock.monotonic_ms() - began_ms
-    vm = parts.shared.let_go(sandbox_id)
-    parts.shared.background(_free(parts, sandbox_id, captured.vm, vm), f"free {sandbox_id}")
+    parts.shared.background(_free(parts, sandbox_id, record, parts.shared.let_go(sandbox_id)), f"free {sandbox_id}")
     await note(parts, sandbox_id, "paused", took_ms=f"{took_ms:.0f}", memory_bytes=str(captured.memory_bytes))
 
 
@@ -53,12 +59,10 @@ def plan_capture(parts: Parts) -> CapturePlan:
 
 
 async def take(parts: Parts, sandbox: Sandbox, record: RunningVm, plan: CapturePlan) -> Captured:
-    """Capture the VM and record its new disk stack at once, so that even a failed pause knows where the disk goes on."""
+    """Stop and capture the VM. From then on its disk goes on as `Captured.vm` says, which the caller records."""
     vm = live_vm(parts, sandbox.sandbox_id)
     identity = parts.shared.restored_from.get(sandbox.sandbox_id, parts.identity)
-    captured = await parts.capturer.capture(plan, vm, record, sandbox.machine, identity)
-    await parts.store.change(sandbox.sandbox_id, vm=captured.vm)
-    return captured
+    return await parts.capturer.capture(plan, vm, record, sandbox.machine, identity)
 
 
 def live_vm(parts: Parts, sandbox_id: str) -> Vm:
@@ -69,18 +73,23 @@ def live_vm(parts: Parts, sandbox_id: str) -> Vm:
     return vm
 
 
-async def _go_on(parts: Parts, sandbox: Sandbox, error: BaseException) -> None:
-    """After a failed capture: the VM runs on, or its end is said."""
-    sandbox_id = sandbox.sandbox_id
-    cause = str(error) if isinstance(error, AgentEnvError) else type(error).__name__
-    try:
-        await live_vm(parts, sandbox_id).resume()
-    except AgentEnvError as lost:
-        current = parts.store.sandbox(sandbox_id) or sandbox
-        await end(parts, current, f"its VM was lost while pausing ({cause}): {lost}")
+async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = "") -> None:
+    """After a capture, or an attempt at one: the VM runs on with its disk as in `record`; if it is lost, the sandbox ends.
+
+    `cause` says what failed. When the record cannot be written the VM runs on all the same, and `repair` writes it later.
+    """
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is None or sandbox.state not in (State.PAUSING, State.FORKING):
         return
-    await parts.store.transition(sandbox_id, State.PAUSING, State.RUNNING)
-    await note(parts, sandbox_id, "could not be paused, runs on", "error", cause=cause)
+    try:
+        await live_vm(parts, sandbox_id).resume()  # harmless when it runs already
+    except AgentEnvError as lost:
+        await end(parts, sandbox, f"its VM was lost while it was captured ({cause or 'the capture itself worked'}): {lost}")
+        return
+    await parts.store.transition(sandbox_id, sandbox.state, State.RUNNING, vm=record)
+    parts.shared.expiry_changed.set()
+    if cause:
+        await note(parts, sandbox_id, "could not be captured, runs on", "error", cause=cause)
 
 
 async def _free(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:

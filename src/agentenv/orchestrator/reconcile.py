@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from agentenv.host import process
 from agentenv.host.process import ProcessId
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.repair import settle
 from agentenv.orchestrator.start import vm_spec
 from agentenv.orchestrator.sweep import sweep
 from agentenv.orchestrator.watch import watch
@@ -26,12 +28,12 @@ from agentenv.orchestrator.watch import watch
 _KEEPS_VM = (State.RUNNING, State.PAUSING, State.FORKING)
 
 
-async def reconcile(parts: Parts) -> None:
-    """Run once before the first request is served."""
+async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object] | None = None) -> None:
+    """Run once before the first request is served. `end_strays` stands in for `kill_strays` where VMs are no processes."""
     stacks = {stack.stack_id: stack for stack in await parts.blocks.stacks()}
     adopted = [s for s in parts.store.sandboxes() if s.state in _KEEPS_VM and await _adopt(parts, s, stacks)]
     runs = {parts.paths.vm(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None}
-    await asyncio.to_thread(kill_strays, parts.paths.vms, runs)
+    await asyncio.to_thread(end_strays or kill_strays, parts.paths.vms, runs)
     await _close_strays(parts, stacks, adopted)
     await parts.slots.open(s.vm.slot for s in adopted if s.vm is not None)
     kept = {s.sandbox_id for s in adopted}
@@ -47,9 +49,9 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
     if record is None or record.pid == 0 or record.disk_stack not in stacks or record.memory_stack not in stacks:
         return False
     disk = stacks[record.disk_stack]
-    slot = parts.slots.slot(record.slot)
-    spec = vm_spec(parts, sandbox.sandbox_id, record.run_id, sandbox.machine, stacks[record.memory_stack].path, disk.path, slot)
     try:
+        slot = parts.slots.slot(record.slot)
+        spec = vm_spec(parts, sandbox.sandbox_id, record.run_id, sandbox.machine, stacks[record.memory_stack].path, disk.path, slot)
         vm = await parts.vmm.adopt(spec, ProcessId(record.pid, record.pid_start_ticks))
         if sandbox.state is not State.RUNNING:
             await vm.resume()  # it was stopped for a capture that nobody waits for any more
@@ -75,15 +77,12 @@ def _true_record(parts: Parts, record: RunningVm, disk: Stack) -> RunningVm:
 
 async def _finish(parts: Parts, sandbox: Sandbox) -> None:
     """Bring a sandbox without a VM to a state it can rest in."""
-    sandbox_id = sandbox.sandbox_id
-    if sandbox.state is State.RESUMING:
-        await parts.store.transition(sandbox_id, State.RESUMING, State.PAUSED, vm=None)
-    elif sandbox.state is State.CREATING:
+    if sandbox.state is State.CREATING:
         await delete.end(parts, sandbox, "the server stopped while it was being created")
-    elif sandbox.state is State.KILLING:
-        await delete.end(parts, sandbox, sandbox.reason)
     elif sandbox.state in _KEEPS_VM:
         await delete.end(parts, sandbox, "its VM or its disk was lost while the server was down")
+    else:
+        await settle(parts, sandbox.sandbox_id, "the server stopped while it was being ended")
 
 
 async def _close_strays(parts: Parts, stacks: dict[str, Stack], adopted: list[Sandbox]) -> None:

@@ -8,7 +8,7 @@ from agentenv.core.model import Sandbox
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.delete import missing
 from agentenv.orchestrator.parts import Parts, note
-from agentenv.orchestrator.start import start
+from agentenv.orchestrator.start import start, stop
 from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.orchestrator.watch import watch
 
@@ -48,15 +48,24 @@ async def _resume(parts: Parts, sandbox: Sandbox, timeout_s: int) -> Sandbox:
     began_ms = parts.clock.monotonic_ms()
     try:
         record, vm = await start(parts, sandbox, snapshot)
+        end_at_ms = parts.clock.now_ms() + 1000 * timeout_s
+        running = await parts.store.transition(sandbox_id, State.RESUMING, State.RUNNING, vm=record, snapshot_id=None, end_at_ms=end_at_ms)
     except BaseException:
-        await parts.store.transition(sandbox_id, State.RESUMING, State.PAUSED, vm=None)  # the snapshot is untouched
+        await back_to_paused(parts, sandbox_id)
         raise
-    running = await parts.store.transition(
-        sandbox_id, State.RESUMING, State.RUNNING, vm=record, snapshot_id=None, end_at_ms=parts.clock.now_ms() + 1000 * timeout_s
-    )
     watch(parts, sandbox_id, vm)
     parts.shared.expiry_changed.set()
     sweep_soon(parts)
     took_ms = parts.clock.monotonic_ms() - began_ms
     await note(parts, sandbox_id, "resumed", took_ms=f"{took_ms:.0f}")
     return running
+
+
+async def back_to_paused(parts: Parts, sandbox_id: str) -> None:
+    """After a resume that did not come to its end: the snapshot is untouched, what was started is freed."""
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is None or sandbox.state is not State.RESUMING:
+        return
+    await parts.store.transition(sandbox_id, State.RESUMING, State.PAUSED, vm=None)
+    if sandbox.vm is not None:
+        await stop(parts, sandbox_id, sandbox.vm, parts.shared.let_go(sandbox_id))

@@ -30,6 +30,7 @@ class Orchestrator:
         """Let verbs under way end and let go of all VMs; they go on."""
         if self._evictor is not None:
             self._evictor.cancel()
+            await asyncio.wait({self._evictor})
         await self._parts.shared.settle()
         for watcher in list(self._parts.shared.watchers):
             watcher.cancel()

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from agentenv.block.client import Stack
 from agentenv.core.cleanup import Cleanup
 from agentenv.core.errors import Internal
 from agentenv.core.ids import new_run_id
@@ -36,52 +37,62 @@ def vm_spec(parts: Parts, sandbox_id: str, run_id: str, machine: Machine, memory
 
 
 async def start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[RunningVm, Vm]:
-    """Restore `snapshot` as `sandbox` and return once its guest has its identity. On failure everything is undone."""
+    """Restore `snapshot` as `sandbox` and return once its guest has its identity.
+
+    What it acquires is on the sandbox's record (`vm`) and in `shared.vms`, from the first moment on and also after a
+    failure: whoever takes it off the record frees it with `stop`, and nobody else does.
+    """
     refuse_mismatch(snapshot.identity, parts.identity)
     async with parts.shared.starting:
         return await _start(parts, sandbox, snapshot)
 
 
 async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[RunningVm, Vm]:
-    cleanup = Cleanup()
+    sandbox_id = sandbox.sandbox_id
+    slot = await parts.slots.acquire(sandbox.allow_internet_access)
+    upper = parts.layers.new_id()
+    record = RunningVm(
+        run_id=new_run_id(),
+        slot=slot.number,
+        memory_stack=memory_stack_id(snapshot.memory_layers),
+        disk_stack=f"disk-{upper}",
+        memory_layers=snapshot.memory_layers,
+        disk_layers=snapshot.disk_layers,
+        upper_layer=upper,
+    )
     try:
-        slot = await parts.slots.acquire(sandbox.allow_internet_access)
-        cleanup.push("network slot", lambda: parts.slots.release(slot.number))
-        upper = parts.layers.new_id()
-        record = RunningVm(
-            run_id=new_run_id(),
-            slot=slot.number,
-            memory_stack=memory_stack_id(snapshot.memory_layers),
-            disk_stack=f"disk-{upper}",
-            memory_layers=snapshot.memory_layers,
-            disk_layers=snapshot.disk_layers,
-            upper_layer=upper,
-        )
-        await parts.store.change(sandbox.sandbox_id, vm=record)
-        memory, disk = await _open_stacks(parts, record, cleanup)
-        spec = vm_spec(parts, sandbox.sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
-        cleanup.push("work folder", lambda: asyncio.to_thread(shutil.rmtree, spec.work, True))
-        vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
-        cleanup.push("VMM", vm.kill)
-        record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
-        await parts.store.change(sandbox.sandbox_id, vm=record)
-        await _introduce(parts, sandbox, slot, vm)
+        await parts.store.change(sandbox_id, vm=record)
     except BaseException:
-        await cleanup.run()
+        await parts.slots.release(slot.number)
         raise
-    parts.shared.vms[sandbox.sandbox_id] = vm
-    parts.shared.restored_from[sandbox.sandbox_id] = snapshot.identity
+    memory, disk = await _open_stacks(parts, record)
+    spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
+    vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
+    parts.shared.vms[sandbox_id] = vm
+    parts.shared.restored_from[sandbox_id] = snapshot.identity
+    record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
+    await parts.store.change(sandbox_id, vm=record)
+    await _introduce(parts, sandbox, slot, vm)
     return record, vm
 
 
-async def _open_stacks(parts: Parts, record: RunningVm, cleanup: Cleanup) -> tuple[Path, Path]:
+async def _open_stacks(parts: Parts, record: RunningVm) -> tuple[Path, Path]:
     lowers = parts.layers.paths(record.disk_layers)
-    cleanup.push("disk", lambda: parts.blocks.close_stack(record.disk_stack, force=True))
-    memory, disk = await asyncio.gather(
-        parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, None, "page"),
+    opened = await asyncio.gather(
+        _open_memory(parts, record),
         parts.blocks.open(record.disk_stack, lowers, parts.layers.upper(record.upper_layer), None, "direct"),
+        return_exceptions=True,  # both to their end: an open that is still under way could come after the close that undoes it
     )
+    for outcome in opened:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    memory, disk = (outcome for outcome in opened if isinstance(outcome, Stack))
     return memory.path, disk.path
+
+
+async def _open_memory(parts: Parts, record: RunningVm) -> Stack:
+    async with parts.shared.locked(record.memory_stack):  # the sweep closes it under the same lock
+        return await parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, None, "page")
 
 
 async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm) -> None:
@@ -102,19 +113,17 @@ async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm) -> None
 
 
 async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:
-    """Undo `start`, whatever part of it exists: end `vm`, close its disk, free its slot and folder. Idempotent."""
+    """Undo `start`, whatever part of it exists: end the VM, close its disk, free its slot and folder.
+
+    Call it once, after `record` was taken off the sandbox and `vm` out of `shared.vms`: later its slot may be another's. What cannot
+    be freed now is tried again by `repair`, and by the next start of the server.
+    """
     cleanup = Cleanup()
     cleanup.push("work folder", lambda: asyncio.to_thread(shutil.rmtree, parts.paths.vm(sandbox_id, record.run_id), True))
     cleanup.push("network slot", lambda: parts.slots.release(record.slot))
     cleanup.push("disk", lambda: parts.blocks.close_stack(record.disk_stack, force=True))
     if vm is not None:
         cleanup.push("VMM", vm.kill)
-    failed = await cleanup.run()
-    if failed:
-        await note(
-            parts,
-            sandbox_id,
-            "some resources could not be freed; the next start of the server tries again",
-            "error",
-            what=", ".join(failed),
-        )
+    if failed := await cleanup.run():
+        parts.shared.unfreed.append(cleanup)
+        await note(parts, sandbox_id, "some resources could not be freed; it is tried again", "error", what=", ".join(failed))

@@ -1,7 +1,8 @@
 """Sweep: forget snapshots nobody refers to, delete layers nothing reaches, close shared memory nobody maps.
 
-Marks come from the database alone plus what verbs under way have announced; a sweep that is killed half-way is simply
-done again. Templates' snapshots are always kept.
+Marks come from the database, from blockd's open stacks and from what verbs under way have announced. What might go is
+always listed before the marks are gathered, and nothing is named for the first time after that, so a mark that is
+missing then stays missing. A sweep that is killed half-way is simply done again. Templates' snapshots are always kept.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import asyncio
 
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Sandbox
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.start import memory_stack_id
 from agentenv.snapshot import capture
+
+_DELAY_MS = 200  # a burst of kills needs one sweep
 
 
 def sweep_soon(parts: Parts) -> None:
@@ -23,7 +25,7 @@ def sweep_soon(parts: Parts) -> None:
 
 
 async def _soon(parts: Parts) -> None:
-    await asyncio.sleep(0.2)  # a burst of kills needs one sweep
+    await parts.clock.sleep_ms(_DELAY_MS)
     parts.shared.sweep_wanted = False
     await sweep(parts)
 
@@ -31,14 +33,29 @@ async def _soon(parts: Parts) -> None:
 async def sweep(parts: Parts) -> int:
     """Sweep now; returns the bytes freed."""
     async with parts.shared.sweeping:
-        live = [s for s in parts.store.sandboxes() if s.state is not State.KILLED]
-        wanted = {t.snapshot_id for t in parts.store.templates()} | {s.snapshot_id for s in live if s.snapshot_id}
-        for snapshot in parts.store.snapshots():
-            if snapshot.snapshot_id not in wanted and snapshot.snapshot_id not in parts.shared.snapshots_in_use:
-                await parts.store.remove_snapshot(snapshot.snapshot_id)
-                await asyncio.to_thread(capture.remove, parts.paths, snapshot.snapshot_id)
-        await _close_memory(parts, live)
-        return await asyncio.to_thread(parts.layers.sweep, _referenced(parts))
+        await _forget_snapshots(parts)
+        await _close_memory(parts)
+        files = await asyncio.to_thread(parts.layers.files)
+        served = {parts.layers.id_of(path) for stack in await parts.blocks.stacks() for path in stack.files}
+        return await asyncio.to_thread(parts.layers.delete, parts.layers.unneeded(files, served | _referenced(parts)))
+
+
+async def _forget_snapshots(parts: Parts) -> None:
+    for snapshot_id in await asyncio.to_thread(capture.snapshot_ids, parts.paths):
+        if not _snapshot_wanted(parts, snapshot_id):
+            await parts.store.remove_snapshot(snapshot_id)
+            await asyncio.to_thread(capture.remove, parts.paths, snapshot_id)
+    for snapshot in parts.store.snapshots():  # whose folder is gone already
+        if not _snapshot_wanted(parts, snapshot.snapshot_id):
+            await parts.store.remove_snapshot(snapshot.snapshot_id)
+
+
+def _snapshot_wanted(parts: Parts, snapshot_id: str) -> bool:
+    return (
+        snapshot_id in parts.shared.snapshots_in_use
+        or any(s.snapshot_id == snapshot_id for s in parts.store.sandboxes() if s.state is not State.KILLED)
+        or any(t.snapshot_id == snapshot_id for t in parts.store.templates())
+    )
 
 
 def _referenced(parts: Parts) -> set[str]:
@@ -51,9 +68,16 @@ def _referenced(parts: Parts) -> set[str]:
     return marks
 
 
-async def _close_memory(parts: Parts, live: list[Sandbox]) -> None:
-    kept = {memory_stack_id(parts.store.snapshot(t.snapshot_id).memory_layers) for t in parts.store.templates()}
-    kept |= {s.vm.memory_stack for s in live if s.vm is not None}
+async def _close_memory(parts: Parts) -> None:
     for stack in await parts.blocks.stacks():
-        if stack.stack_id.startswith("mem-") and stack.stack_id not in kept and stack.open_handles == 0:
-            await parts.blocks.close_stack(stack.stack_id)
+        if not stack.stack_id.startswith("mem-") or stack.open_handles:
+            continue
+        async with parts.shared.locked(stack.stack_id):  # no start opens it between the look and the close
+            if not _memory_wanted(parts, stack.stack_id):
+                await parts.blocks.close_stack(stack.stack_id)
+
+
+def _memory_wanted(parts: Parts, stack_id: str) -> bool:
+    return any(s.vm is not None and s.vm.memory_stack == stack_id for s in parts.store.sandboxes()) or any(
+        memory_stack_id(parts.store.snapshot(t.snapshot_id).memory_layers) == stack_id for t in parts.store.templates()
+    )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
+from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts
 from agentenv.vmm.driver import Vm
+
+_log = logging.getLogger(__name__)
+_RETRY_MS = 1_000
 
 
 def watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
@@ -19,8 +24,13 @@ def watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
 
 async def _watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
     reason = await vm.ended()
-    async with parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or parts.shared.vms.get(sandbox_id) is not vm or sandbox.state is not State.RUNNING:
-            return  # a verb ended it
-        await delete.end(parts, sandbox, f"its VM ended by itself: {reason}")
+    while True:
+        try:
+            async with parts.shared.locked(sandbox_id):
+                sandbox = parts.store.sandbox(sandbox_id)
+                if sandbox is not None and parts.shared.vms.get(sandbox_id) is vm and sandbox.state is State.RUNNING:
+                    await delete.end(parts, sandbox, f"its VM ended by itself: {reason}")
+                return  # otherwise a verb ended it
+        except AgentEnvError as error:
+            _log.error("the end of %s could not be recorded, will be tried again: %s", sandbox_id, error)
+            await parts.clock.sleep_ms(_RETRY_MS)

@@ -47,16 +47,18 @@ class Capturer:
     async def capture(self, plan: CapturePlan, vm: Vm, record: RunningVm, machine: Machine, identity: VmIdentity) -> Captured:
         """Stop `vm` and capture it; it is left stopped. The caller keeps the plan's layers announced until recorded.
 
-        On failure the VM has been resumed, its disk stack is as before, and no file is left. StorageFull, Internal.
+        On failure the VM has been resumed and no file is left; its disk stack is as before, or (when the answer to the
+        seal was lost) already writes to the plan's fresh upper. StorageFull, Internal.
         """
         await vm.pause()
         try:
             memory_bytes = await self._write(plan, vm, record)
-            await self._blocks.seal(record.disk_stack, self._layers.upper(plan.fresh_upper))
+            sealed = await self._blocks.seal(record.disk_stack, self._layers.upper(plan.fresh_upper))
         except BaseException:
             await asyncio.shield(self._undo(plan, vm))
             raise
-        disk_layers = (*record.disk_layers, record.upper_layer)
+        # What the disk really has, not what the record says: an earlier seal may have worked although its answer was lost.
+        disk_layers = tuple(self._layers.id_of(path) for path in sealed.lowers)
         snapshot = Snapshot(
             snapshot_id=plan.snapshot_id,
             machine=machine,
@@ -77,9 +79,11 @@ class Capturer:
         return (await memory).size_bytes
 
     async def _undo(self, plan: CapturePlan, vm: Vm) -> None:
-        await vm.resume()
-        remove(self._paths, plan.snapshot_id)
-        self._layers.path(plan.memory_layer).unlink(missing_ok=True)
+        try:
+            await vm.resume()
+        finally:
+            remove(self._paths, plan.snapshot_id)
+            self._layers.path(plan.memory_layer).unlink(missing_ok=True)
 
 
 def state_file(paths: NodePaths, snapshot_id: str) -> Path:
@@ -90,3 +94,8 @@ def state_file(paths: NodePaths, snapshot_id: str) -> Path:
 def remove(paths: NodePaths, snapshot_id: str) -> None:
     """Remove a snapshot's own files (its layers are the sweep's). No error when they are gone."""
     shutil.rmtree(paths.snapshot(snapshot_id), ignore_errors=True)
+
+
+def snapshot_ids(paths: NodePaths) -> list[str]:
+    """The snapshots that have a folder, recorded or not."""
+    return [folder.name for folder in paths.snapshots.iterdir()] if paths.snapshots.is_dir() else []

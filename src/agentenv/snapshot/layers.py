@@ -59,13 +59,23 @@ class LayerStore:
         """An id for a layer about to be made; `announced` it while it is not recorded."""
         return new_layer_id()
 
-    def sweep(self, referenced: set[str]) -> int:
-        """Delete every file whose layer is neither referenced nor announced; returns the bytes freed."""
+    def files(self) -> list[Path]:
+        """Every file of the store. Blocks."""
+        return list(self._folder.iterdir())
+
+    def unneeded(self, files: Iterable[Path], referenced: set[str]) -> list[Path]:
+        """Those whose layer is neither referenced nor announced.
+
+        `files` must have been listed before the references were gathered: a layer is recorded or announced before its
+        file is made, so a file in the list that nothing names by now will never be named.
+        """
+        return [path for path in files if (layer_id := path.name.split(".", 1)[0]) not in referenced and layer_id not in self._announced]
+
+    @staticmethod
+    def delete(files: Iterable[Path]) -> int:
+        """Delete files; returns the bytes freed. Blocks."""
         freed = 0
-        for path in list(self._folder.iterdir()):
-            layer_id = path.name.split(".", 1)[0]
-            if layer_id in referenced or layer_id in self._announced:
-                continue
+        for path in files:
             with contextlib.suppress(FileNotFoundError):
                 freed += path.stat().st_blocks * 512
                 path.unlink()
