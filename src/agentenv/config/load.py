@@ -56,7 +56,8 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     except ValidationError as error:
         first = error.errors()[0]
         where = tuple(str(part) for part in first["loc"][:2])
-        origin = sources[where][1] if len(where) == 2 and where in sources else "configuration"
+        section_origin = next((source for (section, _), (_, source) in sources.items() if section == where[0]), "configuration")
+        origin = sources[where][1] if len(where) == 2 and where in sources else section_origin
         raise InvalidInput(
             f"setting {'.'.join(where)} from {origin}: {first['msg']}", "see `aenv config` for all settings and their defaults"
         ) from error
@@ -71,7 +72,9 @@ def _from_file(file: Path | None, environ: Mapping[str, str]) -> dict[str, dict[
         if named is None:
             return {}
         raise InvalidInput(f"configuration file {path} does not exist", f"create it, or unset {FILE_VARIABLE}") from error
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise InvalidInput(f"configuration file {path} cannot be read: {error.strerror}", "name a file this user may read") from error
+    except ValueError as error:  # not TOML, or not UTF-8
         raise InvalidInput(f"configuration file {path} is not valid TOML: {error}", "mend the file and try again") from error
     result: dict[str, dict[str, tuple[Any, str]]] = {}
     for section, keys in data.items():

@@ -65,8 +65,9 @@ def spawn(argv: Sequence[str], log: Path, cwd: Path, namespace: str | None = Non
                 env=None if env is None else dict(env),
                 start_new_session=True,
             )
-        except FileNotFoundError as error:
-            raise HostNotReady(f"{argv[0]} cannot be started: no such program", "run `aenv doctor` to see what is missing") from error
+        except OSError as error:  # of the program or of `cwd`: the error names which
+            cause = f"{error.strerror}: {error.filename}"
+            raise HostNotReady(f"{argv[0]} cannot be started: {cause}", "run `aenv doctor` to see what is missing") from error
     ticks = start_ticks(child.pid)
     child.returncode = 0  # the child outlives us by design: Popen must not warn about, or wait for, it
     if ticks is None:
@@ -104,7 +105,8 @@ def kill(process: ProcessId, deadline_s: float = 10.0, term_first_s: float = 0.0
         return
     try:
         if term_first_s > 0:
-            signal.pidfd_send_signal(fd, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGTERM)
             if _wait(fd, term_first_s):
                 return
         with contextlib.suppress(ProcessLookupError):

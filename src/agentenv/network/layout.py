@@ -10,6 +10,7 @@ The link to the host takes two addresses of the node's pool: even in the namespa
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from agentenv.core.errors import InvalidInput
@@ -21,6 +22,9 @@ GATEWAY_MAC = "02:00:00:00:00:02"
 GUEST_PREFIX = 30
 TAP = "tap0"
 UPLINK = "eth0"
+_LARGEST_POOL = 8  # with more slots than this, names of links would exceed the kernel's 15 characters
+_SMALLEST_POOL = 30
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,10 @@ class Layout:
             self.network = ipaddress.IPv4Network(pool_cidr)
         except ValueError as error:
             raise InvalidInput(f"network.pool_cidr {pool_cidr!r} is not an IPv4 network: {error}", "for example 10.119.0.0/16") from error
-        if self.network.prefixlen > 30:
-            raise InvalidInput(f"network.pool_cidr {pool_cidr!r} holds no slot", "choose a /30 or larger")
+        if not _LARGEST_POOL <= self.network.prefixlen <= _SMALLEST_POOL:
+            raise InvalidInput(
+                f"network.pool_cidr {pool_cidr!r} is not between /{_LARGEST_POOL} and /{_SMALLEST_POOL}", "for example 10.119.0.0/16"
+            )
         self.tag = tag
         self.count = self.network.num_addresses // 2
         self.namespace_prefix = f"aenv-{tag}-"
@@ -55,9 +61,13 @@ class Layout:
         if not 0 <= number < self.count:
             raise InvalidInput(f"slot {number} is outside 0..{self.count - 1}")
         inner = self.network.network_address + 2 * number
-        return Slot(number, f"{self.namespace_prefix}{number}", f"{self.veth_prefix}{number}", str(inner), str(inner + 1))
+        return Slot(number, *self.names(number), str(inner), str(inner + 1))
+
+    def names(self, number: int) -> tuple[str, str]:
+        """Namespace and veth of a slot number, also of one that a former, larger pool had."""
+        return f"{self.namespace_prefix}{number}", f"{self.veth_prefix}{number}"
 
     def number_of(self, namespace: str) -> int | None:
-        """The slot number of a namespace name of this node, or None."""
+        """The slot number of a namespace name of this node, or None. It may be one of a former, larger pool."""
         suffix = namespace.removeprefix(self.namespace_prefix)
-        return int(suffix) if suffix != namespace and suffix.isdigit() else None
+        return int(suffix) if suffix != namespace and _NUMBER.fullmatch(suffix) else None

@@ -7,8 +7,10 @@ host itself (its own services), is never forwarded to denied ranges, and leaves 
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 
+from agentenv.core.errors import InvalidInput
 from agentenv.network.layout import GUEST_IP, TAP, UPLINK, Layout
 
 
@@ -18,7 +20,7 @@ def namespace_rules(denied_cidrs: Sequence[str], internet: bool) -> str:
     return f"""
 flush ruleset
 table ip slot {{
-  set denied {{ type ipv4_addr; flags interval; elements = {{ {", ".join(denied_cidrs)} }} }}
+  {_denied_set(denied_cidrs)}
   chain input {{
     type filter hook input priority 0; policy drop;
     iif lo accept
@@ -46,7 +48,7 @@ def host_rules(layout: Layout, denied_cidrs: Sequence[str]) -> str:
 table ip {layout.table} {{}}
 delete table ip {layout.table}
 table ip {layout.table} {{
-  set denied {{ type ipv4_addr; flags interval; elements = {{ {", ".join(denied_cidrs)} }} }}
+  {_denied_set(denied_cidrs)}
   chain input {{
     type filter hook input priority -10; policy accept;
     iifname {veths} ct state established,related accept
@@ -66,6 +68,16 @@ table ip {layout.table} {{
   }}
 }}
 """
+
+
+def _denied_set(denied_cidrs: Sequence[str]) -> str:
+    """Ranges may overlap; there may be none."""
+    try:
+        networks = [str(ipaddress.IPv4Network(cidr, strict=False)) for cidr in denied_cidrs]
+    except ValueError as error:
+        raise InvalidInput(f"network.denied_cidrs: {error}", "give IPv4 ranges such as 10.0.0.0/8") from error
+    elements = f"elements = {{ {', '.join(networks)} }}" if networks else ""
+    return f"set denied {{ type ipv4_addr; flags interval; auto-merge; {elements} }}"
 
 
 def remove_host_rules(layout: Layout) -> str:

@@ -8,7 +8,6 @@ either held, ready, being made or being destroyed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import os
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 
-from agentenv.core.errors import AgentEnvError, LimitReached, NotFound
+from agentenv.core.errors import AgentEnvError, LimitReached
 from agentenv.host import netns, process
 from agentenv.network import rules
 from agentenv.network.layout import GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC, GUEST_PREFIX, TAP, UPLINK, Layout, Slot
@@ -49,7 +48,7 @@ class SlotPool:
         for number in left:
             if number not in self._held:
                 self._making.add(number)
-                self._spawn(self._destroy(self.layout.slot(number)))
+                self._spawn(self._destroy(number))
         self._refill()
 
     async def acquire(self, internet: bool = True) -> Slot:
@@ -75,7 +74,7 @@ class SlotPool:
         if number in self._held:
             self._held.discard(number)
             self._making.add(number)
-            self._spawn(self._destroy(self.layout.slot(number)))
+            self._spawn(self._destroy(number))
 
     def slot(self, number: int) -> Slot:
         """The names and addresses of slot `number`."""
@@ -94,7 +93,7 @@ class SlotPool:
             while self._ready:
                 slot = self._ready.popleft()
                 self._making.add(slot.number)
-                self._spawn(self._destroy(slot))
+                self._spawn(self._destroy(slot.number))
         await self.settle()
 
     def counts(self) -> dict[str, int]:
@@ -121,7 +120,7 @@ class SlotPool:
             async with self._making_limit:
                 await asyncio.to_thread(create, slot, self._denied)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(destroy, slot))
+            await asyncio.shield(asyncio.to_thread(destroy, slot.namespace, slot.veth))
             raise
         finally:
             self._making.discard(slot.number)
@@ -140,13 +139,13 @@ class SlotPool:
         except AgentEnvError as error:
             _log.warning("a network slot could not be made ahead: %s", error)
 
-    async def _destroy(self, slot: Slot) -> None:
+    async def _destroy(self, number: int) -> None:
         try:
-            await asyncio.to_thread(destroy, slot)
+            await asyncio.to_thread(destroy, *self.layout.names(number))
         except AgentEnvError as error:
-            _log.error("network slot %d could not be removed: %s", slot.number, error)
+            _log.error("network slot %d could not be removed: %s", number, error)
             return  # the number stays out of use
-        self._making.discard(slot.number)
+        self._making.discard(number)
 
     def _spawn(self, work: Coroutine[None, None, None], name: str = "destroy") -> None:
         task = asyncio.create_task(work, name=name)
@@ -190,19 +189,18 @@ def _load_namespace_rules(slot: Slot, denied: Sequence[str], internet: bool) -> 
     process.run(argv, _COMMAND_DEADLINE_S, rules.namespace_rules(denied, internet))
 
 
-def destroy(slot: Slot) -> None:
+def destroy(namespace: str, veth: str) -> None:
     """Remove a slot whatever part of it exists. Blocks."""
-    if Path(f"/sys/class/net/{slot.veth}").exists():
-        process.run(["ip", "link", "del", slot.veth], _COMMAND_DEADLINE_S)
-    with contextlib.suppress(NotFound):
-        if netns.exists(slot.namespace):
-            process.run(["ip", "netns", "del", slot.namespace], _COMMAND_DEADLINE_S)
+    if Path(f"/sys/class/net/{veth}").exists():
+        process.run(["ip", "link", "del", veth], _COMMAND_DEADLINE_S)
+    if netns.exists(namespace):
+        process.run(["ip", "netns", "del", namespace], _COMMAND_DEADLINE_S)
 
 
 def remove_all(layout: Layout) -> int:
     """Remove every slot and rule of a node from the machine; returns how many slots there were. Blocks."""
     numbers = [number for name in netns.names(layout.namespace_prefix) if (number := layout.number_of(name)) is not None]
     for number in numbers:
-        destroy(layout.slot(number))
+        destroy(*layout.names(number))
     process.run(["nft", "-f", "-"], _COMMAND_DEADLINE_S, rules.remove_host_rules(layout))
     return len(numbers)

@@ -36,15 +36,20 @@ class Qmp:
             async with asyncio.timeout(deadline_s):
                 while True:
                     try:
-                        reader, writer = await asyncio.open_unix_connection(str(socket), limit=_MAX_LINE_BYTES)
+                        qmp = cls(*await asyncio.open_unix_connection(str(socket), limit=_MAX_LINE_BYTES))
                         break
                     except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
                         await asyncio.sleep(_RETRY_S)
-                await reader.readline()  # the greeting
-        except TimeoutError as error:
+                try:
+                    await qmp._reader.readline()  # the greeting
+                    await qmp.call("qmp_capabilities", deadline_s)
+                except BaseException:
+                    await qmp.close()  # or QEMU would go on to talk to nobody, and to nobody else
+                    raise
+        except (TimeoutError, DeadlineExceeded) as error:
             raise Unavailable(f"no monitor answers on {socket} within {deadline_s:g} s") from error
-        qmp = cls(reader, writer)
-        await qmp.call("qmp_capabilities", deadline_s)
+        except ConnectionError as error:
+            raise Unavailable(f"the monitor on {socket} closed at once: {error}") from error
         return qmp
 
     async def call(self, command: str, deadline_s: float = 10.0, arguments: dict[str, Any] | None = None) -> Any:
@@ -62,6 +67,9 @@ class Qmp:
                 raise DeadlineExceeded(f"QEMU did not answer {command} within {deadline_s:g} s") from error
             except ConnectionError as error:
                 raise Unavailable(f"QEMU is gone while asked for {command}: {error}") from error
+            except ValueError as error:
+                self._writer.transport.abort()  # what follows on this connection cannot be trusted to be whole
+                raise Internal(f"QEMU's answer to {command} is not QMP: {error}") from error
 
     async def _answer(self, command: str, number: int) -> Any:
         while True:
@@ -69,11 +77,13 @@ class Qmp:
             if not line:
                 raise ConnectionResetError("it closed its monitor")
             reply = json.loads(line)
+            if not isinstance(reply, dict):
+                raise ValueError(f"{line[:80]!r} is not an object")
             if reply.get("id") != number:
                 continue
             if "error" in reply:
                 raise QmpError(f"QEMU refused {command}: {reply['error'].get('desc', '')}")
-            return reply["return"]
+            return reply.get("return")
 
     @property
     def closed(self) -> bool:
