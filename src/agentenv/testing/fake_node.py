@@ -1,0 +1,280 @@
+"""A whole node over fakes: the real orchestrator, store, capturer and layer store; VMs, disks, networks and guests in memory.
+
+The machine outlives its servers: `kill_server` drops one at whatever its tasks wait for, as `kill -9` does, and
+`start_server` starts the next over the same database and machine. `problems` says everything that a node at rest must not
+show; an empty list is the invariant of every test here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from agentenv.config.schema import Config, LimitsConfig
+from agentenv.core import ids
+from agentenv.core.lifecycle import State
+from agentenv.core.model import CreateRequest, Machine, RunningVm, Sandbox, Snapshot, Template
+from agentenv.core.paths import NodePaths
+from agentenv.network.layout import Layout
+from agentenv.orchestrator import reconcile, repair, sweep
+from agentenv.orchestrator.parts import Parts, Shared
+from agentenv.orchestrator.service import Orchestrator
+from agentenv.orchestrator.start import memory_stack_id
+from agentenv.snapshot.capture import Capturer, state_file
+from agentenv.snapshot.layers import LayerStore
+from agentenv.testing.failpoints import Failpoints, InlineExecutor
+from agentenv.testing.fake_blocks import Content, FakeBlocks, FakeDevices, read_layer
+from agentenv.testing.fake_guest import ENVD_VERSION, FakeGuest
+from agentenv.testing.fake_orchestrator import ManualClock
+from agentenv.testing.fake_slots import FakeNetwork, FakeSlots
+from agentenv.testing.fake_store import FailingStore
+from agentenv.testing.fake_vmm import FakeProcess, FakeProcesses, FakeVmm
+
+TEMPLATE = "base"
+_MACHINE = Machine(vcpu_count=1, memory_mb=16, disk_mb=64)
+_RESTING = (State.RUNNING, State.PAUSED, State.KILLED)
+_TURNS = 40  # of the loop in which some task must have moved, else all wait for the clock
+_QUIET_ROUNDS_MAX = 400
+
+
+class FakeNode:
+    """`await start_server()` first, `await close()` in the end."""
+
+    def __init__(self, folder: Path, seed: int | None = None, pool_cidr: str = "10.119.0.0/24", limits: LimitsConfig | None = None) -> None:
+        self.clock = ManualClock()
+        self.paths = NodePaths(folder / "home", folder / "run")
+        self.config = Config(limits=limits or LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0))
+        self.layout = Layout(pool_cidr, self.paths.tag)
+        self.processes = FakeProcesses()
+        self.devices = self.processes.devices = FakeDevices(self.paths.run / "stacks", self.processes.find)
+        self.network = FakeNetwork(self._lived_in)
+        self._seed = seed
+        self._servers: list[tuple[Parts, Orchestrator]] = []
+        self.points = Failpoints(seed)
+        for path in (self.paths.home, self.paths.vms, self.paths.layers):
+            path.mkdir(parents=True)
+
+    def _lived_in(self, namespace: str) -> bool:
+        process = self.processes.in_namespace(namespace)
+        return process is not None and not process.doomed
+
+    # -- servers
+
+    async def start_server(self) -> None:
+        """A server over this machine, reconciled and acting on timeouts."""
+        asyncio.get_running_loop().set_default_executor(InlineExecutor(1))
+        self.points = Failpoints(None if self._seed is None else self._seed + len(self._servers))
+        parts = self._parts(self.points)
+        await parts.store.open()
+        self._servers.append((parts, Orchestrator(parts)))
+        if not parts.store.templates():
+            await self._add_template()
+        await reconcile.reconcile(parts, self.processes.end_strays)
+        self.orchestrator.open()
+
+    def kill_server(self) -> None:
+        """Kill it at whatever its tasks wait for."""
+        self.points.kill()
+
+    async def close(self) -> None:
+        """Let go of everything; killed servers' tasks end too."""
+        for parts, orchestrator in self._servers:
+            await self._bury(parts, orchestrator)
+
+    async def _bury(self, parts: Parts, orchestrator: Orchestrator) -> None:
+        store = parts.store
+        assert isinstance(store, FailingStore)
+        store._points.bury()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.close()
+
+    @property
+    def parts(self) -> Parts:
+        """Of the newest server."""
+        return self._servers[-1][0]
+
+    @property
+    def orchestrator(self) -> Orchestrator:
+        """The newest server's."""
+        return self._servers[-1][1]
+
+    def _parts(self, points: Failpoints) -> Parts:
+        layers = LayerStore(self.paths.layers)
+        blocks = FakeBlocks(self.devices, points)
+        vmm = FakeVmm(self.processes, points)
+        return Parts(
+            config=self.config,
+            paths=self.paths,
+            clock=self.clock,
+            store=FailingStore(self.paths.database, self.clock, points),
+            blocks=blocks,  # type: ignore[arg-type]
+            slots=FakeSlots(self.layout, self.network, points),  # type: ignore[arg-type]
+            vmm=vmm,
+            guest=FakeGuest(self.processes, self.network, points),  # type: ignore[arg-type]
+            layers=layers,
+            capturer=Capturer(blocks, layers, self.paths, self.clock),  # type: ignore[arg-type]
+            identity=vmm.identity("kernel", "initramfs"),
+            shared=Shared(self.config.limits.starts_at_once),
+        )
+
+    async def _add_template(self) -> None:
+        parts = self.parts
+        snapshot = Snapshot(ids.new_snapshot_id(), _MACHINE, parts.identity, ("templatememory",), ("templatedisk",), 1)
+        for layer in (*snapshot.memory_layers, *snapshot.disk_layers):
+            parts.layers.path(layer).write_text(json.dumps({"booted": "yes"}))
+        state = state_file(self.paths, snapshot.snapshot_id)
+        state.parent.mkdir(parents=True)
+        state.write_text(json.dumps({"device": "state"}))
+        await parts.store.add_snapshot(snapshot)
+        template = Template(ids.new_template_id(), ids.new_build_id(), TEMPLATE, snapshot.snapshot_id, _MACHINE, ENVD_VERSION, 1, 1)
+        await parts.store.put_template(template)
+
+    # -- what tests do
+
+    async def create(self, timeout_s: int = 3600, **fields: object) -> str:
+        """A sandbox from the template; returns its id."""
+        request = CreateRequest(TEMPLATE, timeout_s, **fields)  # type: ignore[arg-type]
+        return (await self.orchestrator.create(request)).sandbox_id
+
+    def row(self, sandbox_id: str) -> Sandbox:
+        """The record of a sandbox in any state."""
+        sandbox = self.parts.store.sandbox(sandbox_id)
+        assert sandbox is not None, f"{sandbox_id} has no row"
+        return sandbox
+
+    def process(self, sandbox_id: str) -> FakeProcess:
+        """The living VMM of a sandbox."""
+        return next(p for p in self.processes.alive() if p.spec.name == f"aenv-{sandbox_id}")
+
+    def content(self, sandbox_id: str) -> Content:
+        """What a running or paused sandbox holds, by its memory; `problems` checks that its disk says the same."""
+        row = self.row(sandbox_id)
+        if row.state is State.PAUSED:
+            return self._layers_content(self.parts.store.snapshot(row.snapshot_id or "").memory_layers)
+        return self.process(sandbox_id).memory
+
+    def _layers_content(self, layers: tuple[str, ...]) -> Content:
+        merged: Content = {}
+        for path in self.parts.layers.paths(layers):
+            merged.update(read_layer(path))
+        return merged
+
+    async def turn(self) -> None:
+        """Let every task that can move do so."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+
+    async def quiesce(self) -> None:
+        """Wait until no verb is under way and everything left over is settled; the clock moves on a little."""
+        parts = self.parts
+        for _ in range(_QUIET_ROUNDS_MAX):
+            await self.turn()
+            resting = all(s.state in _RESTING for s in parts.store.sandboxes())
+            if resting and not parts.shared._tasks and not parts.shared.unfreed and not self._watching_the_dead():
+                break
+            self.clock.advance_ms(250)
+            parts.shared.expiry_changed.set()
+        await parts.slots.settle()
+        await repair.repair(parts)
+        await sweep.sweep(parts)
+        await self.turn()
+
+    def _watching_the_dead(self) -> bool:
+        return any(s.vm and self.processes.find(s.vm.pid) is None for s in self.parts.store.sandboxes())
+
+    # -- invariants of a node at rest
+
+    def problems(self) -> list[str]:
+        """What is wrong, a phrase each."""
+        found = [*self.devices.violations, *self.network.violations, *self.processes.violations]
+        for row in self.parts.store.sandboxes():
+            found += [f"{row.sandbox_id} ({row.state}): {problem}" for problem in self._row_problems(row)]
+        return found + self._leaks()
+
+    def _row_problems(self, row: Sandbox) -> list[str]:
+        if row.state is State.RUNNING:
+            return self._running_problems(row, row.vm) if row.vm else ["it has no VM"]
+        if row.vm is not None:
+            return ["it still names a VM"]
+        if row.state is State.PAUSED:
+            return self._paused_problems(row)
+        if row.state is State.KILLED:
+            return ["it still names a snapshot"] if row.snapshot_id else [] if row.reason else ["it gives no reason"]
+        return ["it does not rest"]
+
+    def _running_problems(self, row: Sandbox, vm: RunningVm) -> list[str]:
+        process = self.processes.find(vm.pid)
+        if process is None:
+            return [f"its VMM {vm.pid} does not live"]
+        named = [process.spec.memory.name, process.spec.disk.name]
+        identity = process.identity
+        checks = {
+            "its guest stands still": process.running,
+            "it still names a snapshot": row.snapshot_id is None,
+            "its VMM's start time is wrong": vm.pid_start_ticks == process.process.start_ticks,
+            "its stacks are not the recorded ones": named == [vm.memory_stack, vm.disk_stack],
+            "its stacks are not open": set(named) <= self.devices.stack_ids,
+            "its slot is not there": vm.slot in self.network.present,
+            "it is in another slot": process.spec.namespace == self.layout.slot(vm.slot).namespace,
+            "its guest is someone else": identity is not None
+            and (identity.sandbox_id, identity.access_token) == (row.sandbox_id, row.access_token),
+            "the server has no handle of it": row.sandbox_id in self.parts.shared.vms,
+            "its work folder is missing": process.spec.work == self.paths.vm(row.sandbox_id, vm.run_id) and process.spec.work.is_dir(),
+        }
+        wrong = [problem for problem, is_right in checks.items() if not is_right]
+        if not wrong and process.memory != (disk := self.devices.read(process.spec.disk)):
+            wrong.append(f"memory {process.memory} and disk {disk} differ")
+        return wrong
+
+    def _paused_problems(self, row: Sandbox) -> list[str]:
+        snapshot = next((s for s in self.parts.store.snapshots() if s.snapshot_id == row.snapshot_id), None)
+        if snapshot is None:
+            return [f"its snapshot {row.snapshot_id} is not recorded"]
+        if not state_file(self.paths, snapshot.snapshot_id).is_file():
+            return ["its state file is missing"]
+        paths = self.parts.layers.paths((*snapshot.memory_layers, *snapshot.disk_layers))
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            return [f"layers {missing} are missing"]
+        memory, disk = self._layers_content(snapshot.memory_layers), self._layers_content(snapshot.disk_layers)
+        return [] if memory == disk else [f"memory {memory} and disk {disk} of its snapshot differ"]
+
+    def _leaks(self) -> list[str]:
+        """What exists but no record explains."""
+        store, shared = self.parts.store, self.parts.shared
+        rows = [row for row in store.sandboxes() if row.state is State.RUNNING and row.vm is not None]
+        vms = [row.vm for row in rows if row.vm is not None]
+        hot = {memory_stack_id(store.snapshot(t.snapshot_id).memory_layers) for t in store.templates()}
+        wanted = {r.snapshot_id for r in store.sandboxes() if r.snapshot_id} | {t.snapshot_id for t in store.templates()}
+        disks = {layer for s in store.snapshots() for layer in (*s.memory_layers, *s.disk_layers)}
+        disks |= {path.name.split(".")[0] for vm in vms for path in self._files(vm)}
+        stacks = {stack for vm in vms for stack in (vm.memory_stack, vm.disk_stack)}
+        pairs: dict[str, tuple[set[Any], set[Any]]] = {
+            "VMMs": ({p.process.pid for p in self.processes.alive()}, {vm.pid for vm in vms}),
+            "slots": (self.network.present, {vm.slot for vm in vms}),
+            "stacks": (self.devices.stack_ids - hot, stacks - hot),
+            "work folders": (set(self.paths.vms.iterdir()), {self.paths.vm(r.sandbox_id, r.vm.run_id) for r in rows if r.vm}),
+            "snapshots": ({s.snapshot_id for s in store.snapshots()}, wanted),
+            "snapshot folders": ({folder.name for folder in self.paths.snapshots.iterdir()}, wanted),
+            "layer files": ({path.name.split(".")[0] for path in self.parts.layers.files()}, disks),
+            "live handles": (set(shared.vms), {row.sandbox_id for row in rows}),
+        }
+        found = [f"{what}: {sorted(map(str, have ^ want))}" for what, (have, want) in pairs.items() if have != want]
+        kept = {
+            "locks": shared._locks,
+            "snapshots in use": shared.snapshots_in_use,
+            "announced layers": self.parts.layers._announced,
+            "unfreed": shared.unfreed,
+            "expiring": shared.expiring,
+        }
+        return found + [f"{what} left: {left}" for what, left in kept.items() if left]
+
+    def _files(self, vm: RunningVm) -> list[Path]:
+        stack = self.devices.by_id(vm.disk_stack) if vm.disk_stack in self.devices.stack_ids else None
+        memory = self.parts.layers.paths(vm.memory_layers)
+        return [*memory, *(self.devices.files(stack) if stack else self.parts.layers.paths((*vm.disk_layers, vm.upper_layer)))]

@@ -1,0 +1,201 @@
+"""VMs in memory. `FakeProcesses` is the machine and survives a killed server; `FakeVmm` is one server's driver.
+
+A VM's guest writes the same block to its memory and to its disk (`FakeProcess.write`), so that a restore from a memory and
+a disk of different instants is seen: it is a violation. What must never happen is collected in `violations`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentenv.core.errors import Internal, NotFound
+from agentenv.core.model import VmIdentity
+from agentenv.guest.client import GuestIdentity
+from agentenv.host.process import ProcessId
+from agentenv.testing.failpoints import Failpoints
+from agentenv.testing.fake_blocks import Content, FakeDevices
+from agentenv.vmm.driver import BootSpec, VmSpec
+
+_STATE = {"device": "state"}
+
+
+@dataclass
+class FakeProcess:
+    """One VMM process with its guest."""
+
+    process: ProcessId
+    spec: VmSpec
+    devices: FakeDevices
+    base_memory: Content
+    running: bool = True
+    diverged: Content = field(default_factory=dict)
+    identity: GuestIdentity | None = None
+    last_words: str = ""
+    doomed: bool = False  # someone has tried to kill it
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def memory_path(self) -> Path:
+        """The memory file it maps privately."""
+        return self.spec.memory
+
+    @property
+    def memory(self) -> Content:
+        """What the guest's memory holds."""
+        return self.base_memory | self.diverged
+
+    def write(self, block: str, value: str) -> bool:
+        """The guest writes to memory and disk in one instant; False when it stands still."""
+        if not self.running or self.gone.is_set():
+            return False
+        self.diverged[block] = value
+        self.devices.write(self.spec.disk, block, value)
+        return True
+
+
+class FakeProcesses:
+    """All VMM processes of the machine."""
+
+    def __init__(self) -> None:
+        self.devices: FakeDevices | None = None
+        self.violations: list[str] = []
+        self._pids = itertools.count(1000)
+        self._alive: dict[int, FakeProcess] = {}
+
+    def alive(self) -> list[FakeProcess]:
+        """Those that live."""
+        return list(self._alive.values())
+
+    def find(self, pid: int) -> FakeProcess | None:
+        """A living process by pid."""
+        return self._alive.get(pid)
+
+    def in_namespace(self, namespace: str) -> FakeProcess | None:
+        """The living process in a network namespace."""
+        return next((p for p in self._alive.values() if p.spec.namespace == namespace), None)
+
+    def start(self, spec: VmSpec) -> FakeProcess:
+        """A new process that has opened its memory and disk. NotFound when one does not exist."""
+        if self.devices is None:
+            raise Internal("the fake machine has no block devices")
+        memory, disk = self.devices.read(spec.memory), self.devices.read(spec.disk)
+        if other := self.in_namespace(spec.namespace):
+            self.violations.append(f"{spec.name} was started in the namespace of {other.spec.name}")
+        if memory != disk:
+            self.violations.append(f"{spec.name} was restored from memory {memory} and disk {disk} of different instants")
+        spec.work.mkdir(parents=True, exist_ok=True)
+        process = FakeProcess(ProcessId(next(self._pids), 1), spec, self.devices, memory)
+        self._alive[process.process.pid] = process
+        for path in (spec.memory, spec.disk):
+            self.devices.map(path, 1)
+        return process
+
+    def end(self, process: FakeProcess, last_words: str = "its VMM was killed") -> None:
+        """The process is gone. Idempotent."""
+        if self._alive.pop(process.process.pid, None) is not None:
+            for path in (process.spec.memory, process.spec.disk):
+                process.devices.map(path, -1)
+            process.last_words = last_words
+            process.gone.set()
+
+    def end_strays(self, vms: Path, kept: set[Path]) -> int:
+        """What `orchestrator.reconcile.kill_strays` does for real processes."""
+        strays = [process for process in self.alive() if process.spec.work not in kept]
+        for process in strays:
+            self.end(process)
+        for folder in vms.iterdir() if vms.is_dir() else ():
+            if folder not in kept:
+                folder.rmdir()
+        return len(strays)
+
+
+class FakeVm:
+    """One server's handle of a VM. Points: `vm.pause`, `vm.resume`, `vm.save_state`, `vm.kill`; `vm.ended` cannot fail."""
+
+    def __init__(self, fake: FakeProcess, processes: FakeProcesses, points: Failpoints) -> None:
+        self.fake = fake
+        self.process = fake.process
+        self._processes, self._points = processes, points
+
+    async def pause(self) -> None:
+        """Stop the guest."""
+        await self._points.hit("vm.pause")
+        self._require_alive()
+        self.fake.running = False
+        await self._points.hit("vm.pause:done")
+
+    async def resume(self) -> None:
+        """Let the guest run."""
+        await self._points.hit("vm.resume")
+        self._require_alive()
+        self.fake.running = True
+
+    async def save_state(self, path: Path) -> None:
+        """Write a state file."""
+        await self._points.hit("vm.save_state")
+        self._require_alive()
+        if self.fake.running:
+            self._processes.violations.append(f"the state of {self.fake.spec.name} was saved while its guest ran")
+        path.write_text(json.dumps(_STATE))
+        await self._points.hit("vm.save_state:done")
+
+    async def kill(self) -> None:
+        """End it."""
+        self.fake.doomed = True
+        await self._points.hit("vm.kill")
+        self._processes.end(self.fake)
+
+    async def ended(self) -> str:
+        """Wait for the end."""
+        await self.fake.gone.wait()
+        await self._points.hit("vm.ended", can_fail=False)
+        return self.fake.last_words
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _require_alive(self) -> None:
+        if self.fake.gone.is_set():
+            raise Internal(f"the VMM of {self.fake.spec.name} is gone")
+
+
+class FakeVmm:
+    """Stands in for a driver. Points: `vmm.boot`, `vmm.restore`, `vmm.adopt`."""
+
+    def __init__(self, processes: FakeProcesses, points: Failpoints | None = None) -> None:
+        self._processes = processes
+        self._points = points or Failpoints()
+
+    def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
+        """A fixed one."""
+        return VmIdentity("fake", "none", "none", "1", kernel_sha256, initramfs_sha256, 1_000_000)
+
+    async def boot(self, spec: VmSpec, boot: BootSpec) -> FakeVm:
+        """Start from nothing."""
+        await self._points.hit("vmm.boot")
+        return FakeVm(self._processes.start(spec), self._processes, self._points)
+
+    async def restore(self, spec: VmSpec, state: Path) -> FakeVm:
+        """Start from a state file. Fails before the process exists or after it (then it is gone again), like the real one."""
+        await self._points.hit("vmm.restore")
+        if not state.is_file() or json.loads(state.read_text()) != _STATE:
+            raise NotFound(f"the VM state {state} does not exist")
+        vm = FakeVm(self._processes.start(spec), self._processes, self._points)
+        try:
+            await self._points.hit("vmm.restore:started")
+        except Exception:
+            self._processes.end(vm.fake)
+            raise
+        return vm
+
+    async def adopt(self, spec: VmSpec, process: ProcessId) -> FakeVm:
+        """Take over a living process. NotFound."""
+        await self._points.hit("vmm.adopt")
+        found = self._processes.find(process.pid)
+        if found is None or found.process != process or found.spec != spec:
+            raise NotFound(f"the VMM of {spec.name} is gone")
+        return FakeVm(found, self._processes, self._points)

@@ -1,0 +1,107 @@
+"""Fail at step k, for every k that a verb passes: nothing leaks, the state is right, and a second attempt works."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.errors import AgentEnvError, Internal, StorageFull
+from agentenv.core.lifecycle import State
+from agentenv.testing.fake_node import FakeNode
+
+_STEPS_MAX = 60
+_BACKGROUND_MS = 500
+
+
+async def create(node: FakeNode, sandbox_id: str) -> None:
+    await node.create()
+
+
+async def pause(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.pause(sandbox_id)
+
+
+async def resume(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.resume(sandbox_id, 600)
+
+
+async def fork(node: FakeNode, sandbox_id: str) -> None:
+    outcomes = await node.orchestrator.fork(sandbox_id, 2, 600)
+    if any(outcome.sandbox is None for outcome in outcomes):
+        raise Internal("a child failed")
+
+
+async def kill(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.kill(sandbox_id)
+
+
+#: verb, state before, states allowed after a failed attempt
+VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[State]]] = {
+    "create": (create, State.RUNNING, {State.RUNNING}),
+    "pause": (pause, State.RUNNING, {State.RUNNING, State.PAUSED}),
+    "resume": (resume, State.PAUSED, {State.RUNNING, State.PAUSED}),
+    "fork of a running one": (fork, State.RUNNING, {State.RUNNING}),
+    "fork of a paused one": (fork, State.PAUSED, {State.PAUSED}),
+    "kill of a running one": (kill, State.RUNNING, {State.RUNNING, State.KILLED}),
+    "kill of a paused one": (kill, State.PAUSED, {State.PAUSED, State.KILLED}),
+}
+ERRORS = {"a full disk": StorageFull, "a bug": ZeroDivisionError}
+
+
+async def _prepared(folder: Path, state: State) -> tuple[FakeNode, str]:
+    node = FakeNode(folder)
+    await node.start_server()
+    sandbox_id = await node.create()
+    assert node.process(sandbox_id).write("0", "before")
+    if state is State.PAUSED:
+        await node.orchestrator.pause(sandbox_id)
+    await node.quiesce()
+    assert node.problems() == []
+    return node, sandbox_id
+
+
+async def _fail_at(folder: Path, name: str, step: int, error: type[Exception]) -> bool:
+    """Run the verb with a failure at `step`; False when it has fewer steps."""
+    verb, before, allowed = VERBS[name]
+    node, sandbox_id = await _prepared(folder, before)
+    node.points.fail("*", at=step, error=error("injected"))
+    passed_before = len(node.points.passed)
+    failed = False
+    try:
+        await verb(node, sandbox_id)
+    except (AgentEnvError, ZeroDivisionError):
+        failed = True
+    node.clock.advance_ms(_BACKGROUND_MS)  # the failure may be met by what goes on after the answer
+    await node.turn()
+    if not node.points.failed:
+        await node.close()
+        return False
+    where = f"{name}: failure at step {step}, {node.points.failed}; steps: {node.points.passed[passed_before:]}"
+    node.points.clear()
+    await node.quiesce()
+    assert node.problems() == [], where
+    row = node.row(sandbox_id)
+    lost = row.state is State.KILLED and node.points.failed == ["vm.resume"]  # a VM that cannot go on is lost, and that is said
+    assert row.state in allowed or lost, where
+    if row.state is not State.KILLED:
+        assert node.content(sandbox_id) == {"booted": "yes", "0": "before"}, where
+    if failed and row.state is before:
+        await verb(node, sandbox_id)
+        await node.quiesce()
+        assert node.problems() == [], f"second attempt after {where}"
+    if not failed:
+        assert row.state is not before or name.startswith(("create", "fork")), f"it said it worked: {where}"
+    await node.close()
+    return True
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("name", VERBS)
+async def test_a_failure_at_any_step_leaks_nothing_and_can_be_tried_again(ram_path: Path, name: str, error: type[Exception]) -> None:
+    for step in range(1, _STEPS_MAX):
+        if not await _fail_at(ram_path / str(step), name, step, error):
+            assert step > 3, f"{name} has only {step - 1} steps: the failures do not reach it"
+            return
+    pytest.fail(f"{name} has {_STEPS_MAX} steps or more: raise the limit of this test")
