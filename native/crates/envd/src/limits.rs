@@ -27,6 +27,8 @@ pub const SUBSCRIBER_STALL: Duration = Duration::from_secs(30);
 pub const DRAIN_QUIET: Duration = Duration::from_millis(100);
 /// Whole time stragglers may hold back the `end` event once the leader's own output is read.
 pub const DRAIN_MAX: Duration = Duration::from_secs(2);
+/// And how much of their output may still go before it: what fits into a few pipes on the way.
+pub const DRAIN_EXTRA_BYTES: usize = 1024 * 1024;
 /// How long an exit status is kept for a late Connect (contract section 3.4).
 pub const FINISHED_RETENTION: Duration = Duration::from_secs(30);
 /// Exit statuses kept at most; the oldest go first.

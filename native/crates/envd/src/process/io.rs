@@ -15,7 +15,9 @@ use tokio::time::Instant;
 use super::messages::{DataEvent, ProcessEvent, PtySize};
 use super::registry::Process;
 use crate::connect::{Code, ConnectError};
-use crate::limits::{DRAIN_MAX, DRAIN_QUIET, OUTPUT_CHUNK_BYTES, PTY_CHUNK_BYTES};
+use crate::limits::{
+    DRAIN_EXTRA_BYTES, DRAIN_MAX, DRAIN_QUIET, OUTPUT_CHUNK_BYTES, PTY_CHUNK_BYTES,
+};
 use crate::sys;
 
 /// A non-blocking descriptor in the event loop.
@@ -53,6 +55,8 @@ impl Source {
 struct Drain {
     /// Bytes that were in the pipe when the exit was seen: all the leader can have left behind.
     owed_bytes: usize,
+    /// Bytes that others may add.
+    extra_bytes: usize,
     /// End of the patience with other writers.
     hard_stop: Instant,
 }
@@ -60,7 +64,7 @@ struct Drain {
 /// Reads one output of a process until nobody can write to it any more.
 ///
 /// `drained` fires at end of file, or after the leader's exit as soon as its own output is through and
-/// the pipe was quiet for [`DRAIN_QUIET`] or stayed busy for [`DRAIN_MAX`]: a background child that
+/// the pipe was quiet for [`DRAIN_QUIET`], or stayed busy for [`DRAIN_MAX`] or [`DRAIN_EXTRA_BYTES`]: a background child that
 /// kept the pipe must not hold back the `end` event. Reading goes on for that child's sake, which would
 /// die of SIGPIPE otherwise; what it writes then has no followers and is dropped.
 pub async fn pump(
@@ -85,6 +89,7 @@ pub async fn pump(
             let owed_bytes = rustix::io::ioctl_fionread(&*fd).unwrap_or(0) as usize;
             drain = Some(Drain {
                 owed_bytes,
+                extra_bytes: DRAIN_EXTRA_BYTES,
                 hard_stop: Instant::now() + DRAIN_MAX,
             });
         }
@@ -105,8 +110,12 @@ pub async fn pump(
             .publish(source.event(Bytes::copy_from_slice(&buffer[..count])))
             .await;
         if let Some(drain) = &mut drain {
+            let others_bytes = count.saturating_sub(drain.owed_bytes);
             drain.owed_bytes = drain.owed_bytes.saturating_sub(count);
-            if drain.owed_bytes == 0 && Instant::now() >= drain.hard_stop {
+            drain.extra_bytes = drain.extra_bytes.saturating_sub(others_bytes);
+            if drain.owed_bytes == 0
+                && (drain.extra_bytes == 0 || Instant::now() >= drain.hard_stop)
+            {
                 drained.take().map(|sender| sender.send(()));
             }
         }
