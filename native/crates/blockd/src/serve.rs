@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use crate::api::{self, App};
 use crate::fuse::StackFs;
 use crate::stacks::Registry;
-use crate::sys;
+use crate::sys::{self, MountState};
 
 /// Threads for blocking API work.
 const MAX_BLOCKING_THREADS: usize = 32;
@@ -27,6 +27,8 @@ const MAX_BLOCKING_THREADS: usize = 32;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Unflushed records become durable at the latest after this time.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(30);
+/// Dead mounts removed from one folder before giving up.
+const MAX_DEAD_MOUNTS: usize = 16;
 /// Only root talks to the daemon.
 const SOCKET_MODE: u32 = 0o600;
 
@@ -66,17 +68,31 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Makes the folder ready to mount at: removes what dead daemons left, and
+/// refuses a folder that another one serves.
 fn prepare_mount(directory: &Path) -> anyhow::Result<PathBuf> {
-    if sys::is_dead_mount(directory) {
-        tracing::warn!(mount = %directory.display(), "removing the mount of a dead daemon");
-        sys::unmount(directory, true)
-            .with_context(|| format!("cannot unmount {}", directory.display()))?;
+    let shown = directory.display();
+    for _ in 0..MAX_DEAD_MOUNTS {
+        let state = sys::mount_state(directory).with_context(|| format!("cannot use {shown}"))?;
+        match state {
+            MountState::Alive => bail!(
+                "{shown} is inside a FUSE mount that is in use; choose another folder or stop \
+                 the process that serves it"
+            ),
+            MountState::Dead => {
+                tracing::warn!(mount = %shown, "removing the mount of a dead daemon");
+                sys::unmount(directory, true).with_context(|| format!("cannot unmount {shown}"))?;
+            }
+            MountState::Free => {
+                std::fs::create_dir_all(directory)
+                    .with_context(|| format!("cannot create {shown}"))?;
+                return directory
+                    .canonicalize()
+                    .with_context(|| format!("cannot resolve {shown}"));
+            }
+        }
     }
-    std::fs::create_dir_all(directory)
-        .with_context(|| format!("cannot create {}", directory.display()))?;
-    directory
-        .canonicalize()
-        .with_context(|| format!("cannot resolve {}", directory.display()))
+    bail!("more than {MAX_DEAD_MOUNTS} dead mounts are stacked at {shown}; unmount them by hand")
 }
 
 /// Refuses to take over the socket of a living daemon; removes a stale one.

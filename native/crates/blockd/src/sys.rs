@@ -9,6 +9,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::mount::{mount, umount2, MntFlags, MsFlags};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
+use nix::sys::statfs::{statfs, FUSE_SUPER_MAGIC};
 use nix::sys::uio::{process_vm_readv, RemoteIoVec};
 use nix::unistd::Pid;
 
@@ -41,13 +42,26 @@ pub fn mount_fuse(directory: &Path) -> io::Result<OwnedFd> {
     Ok(device.into())
 }
 
-/// Whether `directory` is a FUSE mount whose daemon is gone.
-pub fn is_dead_mount(directory: &Path) -> bool {
-    let stat = std::fs::metadata(directory);
-    stat.is_err_and(|error| {
-        error.raw_os_error() == Some(Errno::ENOTCONN as i32)
-            || error.raw_os_error() == Some(Errno::ECONNABORTED as i32)
-    })
+/// What is mounted at a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MountState {
+    /// No FUSE mount; the folder may be absent.
+    Free,
+    /// A FUSE mount whose daemon answers.
+    Alive,
+    /// A FUSE mount whose daemon is gone.
+    Dead,
+}
+
+/// Looks at a folder. Asks for figures of the file system, since the kernel may
+/// answer anything else for a dead mount from its cache.
+pub fn mount_state(directory: &Path) -> io::Result<MountState> {
+    match statfs(directory) {
+        Ok(found) if found.filesystem_type() == FUSE_SUPER_MAGIC => Ok(MountState::Alive),
+        Ok(_) | Err(Errno::ENOENT) => Ok(MountState::Free),
+        Err(Errno::ENOTCONN | Errno::ECONNABORTED) => Ok(MountState::Dead),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Unmounts. `lazily` also when files are open: they stay usable until closed.

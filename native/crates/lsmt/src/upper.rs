@@ -381,11 +381,14 @@ impl AppendUpper {
         moffset
     }
 
-    /// Takes a failed reservation back if nothing was reserved after it.
+    /// Takes a failed reservation back if nothing was reserved after it, and
+    /// frees what was written of it: the disk may be full.
     fn give_back(&self, moffset: u64, sectors: u64) {
         let mut state = self.state.write();
         if state.data_end == moffset + sectors {
             state.data_end = moffset;
+            // Best effort: a longer file is only unreferenced garbage.
+            let _ = self.data.set_len(moffset * SECTOR_BYTES);
         }
     }
 

@@ -1,4 +1,9 @@
 //! What a crash, a second user or a full disk may do to an upper.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

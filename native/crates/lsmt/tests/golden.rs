@@ -2,6 +2,11 @@
 //!
 //! The files are not part of the repository; without them the tests say so on
 //! stderr and check nothing, which a run meant to be complete must look for.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,9 @@
 //! Layer files made to harm the reader: each is refused with its reason.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 use std::io;
 use std::path::Path;

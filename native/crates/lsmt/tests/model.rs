@@ -2,6 +2,11 @@
 //!
 //! The model keeps two images: what the disk reads now, and what must be there
 //! after a crash (the state of the last flush or seal).
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 use std::path::PathBuf;
 
