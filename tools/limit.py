@@ -50,7 +50,7 @@ class Bare:
 
     def close(self) -> None:
         """Remove the files and the network."""
-        destroy(self.slot)
+        destroy(self.slot.namespace, self.slot.veth)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -74,7 +74,7 @@ def prepare(blockd: Path, settings: QemuSettings, snapshot: Snapshot, layers: Pa
         config.write_text(json.dumps({"lowers": [{"file": str(layers / f"{layer}.lsmt")} for layer in ids]}))
         _flatten([str(blockd), "cat", str(config)], folder / f"{name}.img")
     slot = Layout("10.118.0.0/30", "bare").slot(0)
-    destroy(slot)
+    destroy(slot.namespace, slot.veth)
     create(slot, ())
     return Bare(settings, snapshot, state, folder, slot)
 

@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 from e2b import CommandExitException, NotFoundException, Sandbox, SandboxState, TimeoutException
+from guest_programs import count, start_counter, wait_beyond, wait_for
 
 
 def fetch(node, sandbox, port: int, path: str = "/") -> bytes:
@@ -83,20 +84,14 @@ def test_web_server_through_the_proxy(node, sandbox):
     assert closed.value.code == 502
     assert b"port is not open" in closed.value.read()
     sandbox.commands.run("mkdir -p w; echo page > w/p; cd w; exec python3 -m http.server 8000", background=True, timeout=0)
-    for _ in range(100):
-        try:
-            assert fetch(node, sandbox, 8000, "/p") == b"page\n"
-            break
-        except urllib.error.HTTPError:
-            time.sleep(0.1)
-    else:
-        pytest.fail("the web server did not come up")
+    wait_for(lambda: b"8000" in sandbox.commands.run("ss -Hltn").stdout.encode(), "the web server does not come up")
+    assert fetch(node, sandbox, 8000, "/p") == b"page\n"
 
 
 def test_pause_resume_keeps_the_process(node, sandbox):
-    counter = sandbox.commands.run("i=0; while :; do i=$((i+1)); echo $i > n; sleep 0.1; done", background=True, timeout=0)
+    counter = start_counter(sandbox)
     boot_id = sandbox.files.read("/proc/sys/kernel/random/boot_id")
-    time.sleep(1)
+    before = count(sandbox)
     sandbox.pause()
     assert sandbox.is_running() is False
     assert sandbox.get_info().state == SandboxState.PAUSED
@@ -104,9 +99,7 @@ def test_pause_resume_keeps_the_process(node, sandbox):
     assert sandbox.is_running() is True
     assert sandbox.files.read("/proc/sys/kernel/random/boot_id") == boot_id
     assert counter.pid in [process.pid for process in sandbox.commands.list()]
-    first = int(sandbox.files.read("n"))
-    time.sleep(1)
-    assert int(sandbox.files.read("n")) > first
+    wait_beyond(sandbox, before)
     drift_s = abs(float(sandbox.commands.run("date +%s.%N").stdout) - time.time())
     assert drift_s < 2, f"the guest's clock is {drift_s:.1f} s off after a resume"
 
@@ -156,10 +149,7 @@ def test_kill_while_a_command_runs(node):
 def test_timeouts(node):
     short = Sandbox.create("base", timeout=600, **node.options)
     short.set_timeout(1)
-    end = time.monotonic() + 10
-    while short.is_running():
-        assert time.monotonic() < end, "a sandbox outlived its timeout"
-        time.sleep(0.1)
+    wait_for(lambda: not short.is_running(), "a sandbox outlived its timeout")
     sleeper = Sandbox.create("base", timeout=600, lifecycle={"on_timeout": "pause"}, **node.options)
     try:
         sleeper.files.write("f", "kept")
@@ -177,10 +167,7 @@ def test_timeouts(node):
 def test_a_guest_that_powers_off_is_reported(node):
     victim = Sandbox.create("base", timeout=600, **node.options)
     victim.commands.run("sudo sh -c 'echo o > /proc/sysrq-trigger'", background=True)
-    end = time.monotonic() + 10
-    while victim.is_running():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_for(lambda: not victim.is_running(), "nobody noticed that the guest is gone")
     log = node.aenv("logs", victim.sandbox_id, "--json").stdout
     assert "ended by itself" in log
 

@@ -6,27 +6,26 @@ import threading
 import time
 
 from e2b import Sandbox, SandboxState
+from guest_programs import count, start_counter, wait_beyond
 
 
 def test_kill_of_the_server_loses_nothing(node):
     running = Sandbox.create("base", timeout=600, **node.options)
     paused = Sandbox.create("base", timeout=600, **node.options)
     try:
-        counter = running.commands.run("i=0; while :; do i=$((i+1)); echo $i > n; sleep 0.1; done", background=True, timeout=0)
+        counter = start_counter(running)
         paused.files.write("f", "kept")
         paused.pause()
-        time.sleep(0.5)
-        before = int(running.files.read("n"))
+        before = count(running)
         node.kill_server()
-        time.sleep(1)
         node.up()
-        assert int(running.files.read("n")) > before, "the guest stood still while the server was down"
+        wait_beyond(running, before)
         assert counter.pid in [process.pid for process in running.commands.list()]
         paused.connect(timeout=600)
         assert paused.files.read("f") == "kept"
         running.pause()
         running.connect(timeout=600)
-        assert int(running.files.read("n")) > before
+        wait_beyond(running, before)
     finally:
         running.kill()
         paused.kill()
