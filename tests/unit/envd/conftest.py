@@ -34,7 +34,7 @@ def fresh(binary):
 @pytest.fixture
 def cgrouped(binary, tmp_path):
     """An agent with a cgroup2 folder, as in a guest."""
-    roots = [line.split()[1] for line in open("/proc/mounts") if line.split()[2] == "cgroup2"]
+    roots = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if line.split()[2] == "cgroup2"]
     if not roots:
         pytest.skip("no cgroup2 hierarchy")
     folder = Path(roots[0]) / f"envd-test-{os.getpid()}-{tmp_path.name}"

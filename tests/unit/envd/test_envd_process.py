@@ -120,7 +120,8 @@ def test_large_input_through_a_pipe_arrives_whole(envd):
 def test_stream_input(envd):
     stream = envd.start("/usr/bin/wc", "-c", stdin=True)
     pid = stream.pid()
-    messages = [{"start": {"process": {"pid": pid}}}, {"keepalive": {}}, {"data": {"input": {"stdin": base64.b64encode(b"12345").decode()}}}]
+    given = {"input": {"stdin": base64.b64encode(b"12345").decode()}}
+    messages = [{"start": {"process": {"pid": pid}}}, {"keepalive": {}}, {"data": given}]
     body = b"".join(frame(message) for message in messages)
     status, headers, answer = envd.request("POST", "/process.Process/StreamInput", body, {"Content-Type": "application/connect+json"})
     assert (status, headers["content-type"]) == (200, "application/connect+json")

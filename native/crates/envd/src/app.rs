@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::connect::{Code, ConnectError};
+use crate::files::turns::Turns;
 use crate::metrics::CpuSample;
 use crate::process::registry::Registry;
 use crate::users::{Accounts, User};
@@ -52,6 +53,8 @@ pub struct App {
     pub processes: Registry,
     /// Who may call `/init`.
     pub internal: InternalAccess,
+    /// Uploads in progress.
+    pub uploads: Arc<Turns>,
     /// Last reading of the CPU counters.
     pub cpu: Mutex<Option<CpuSample>>,
 }
@@ -69,6 +72,7 @@ impl App {
             settings: Mutex::new(settings),
             processes,
             internal,
+            uploads: Arc::default(),
             cpu: Mutex::new(None),
         }
     }

@@ -39,6 +39,9 @@ pub const KEEPALIVE_DEFAULT: Duration = Duration::from_secs(90);
 pub const DEADLINE_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Stack of the child between clone and exec.
 pub const SPAWN_STACK_BYTES: usize = 64 * 1024;
+/// How long the answer to SIGKILL waits for the process to be gone, which it nearly always is at once;
+/// one stuck in the kernel must not hold the caller.
+pub const KILL_CONFIRM: Duration = Duration::from_millis(500);
 /// Passes over /proc when a tree is killed without a cgroup; each catches what the last one missed.
 pub const KILL_PASSES: usize = 4;
 /// Exit statuses collected before the reaper lets other work run.
@@ -48,6 +51,8 @@ pub const REAP_BATCH: usize = 512;
 pub const FILE_CHUNK_BYTES: usize = 128 * 1024;
 /// Worker threads for file system calls.
 pub const FILE_THREADS_MAX: usize = 16;
+/// How long an upload waits for an earlier one to the same path.
+pub const UPLOAD_TURN_WAIT: Duration = Duration::from_secs(60);
 /// Headers of one multipart part.
 pub const PART_HEADERS_MAX_BYTES: usize = 16 * 1024;
 /// Parts of one multipart upload.

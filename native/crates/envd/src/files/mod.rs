@@ -8,6 +8,7 @@ pub mod download;
 pub mod metadata;
 pub mod multipart;
 pub mod ranges;
+pub mod turns;
 pub mod upload;
 
 use std::io;

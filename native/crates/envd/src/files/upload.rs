@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use super::metadata;
 use super::multipart::Multipart;
+use super::turns::{Turn, Turns};
 use crate::app::App;
 use crate::filesystem::service::{as_user, make_parents};
 use crate::http::{self, header, query_value, Body, RestError};
@@ -197,7 +198,7 @@ async fn receive(
     match media_type.as_str() {
         "application/octet-stream" => {
             let path = asked.ok_or_else(|| bad("an application/octet-stream upload needs the query parameter path"))?;
-            let mut sink = Sink::new(user, path.clone(), metadata.clone());
+            let mut sink = Sink::new(app, user, path.clone(), metadata.clone());
             while let Some(bytes) = source.next().await? {
                 sink.write(bytes).await?;
             }
@@ -237,7 +238,7 @@ async fn receive_parts(
                 path.display()
             )));
         }
-        let mut sink = Sink::new(user.clone(), path.clone(), metadata.clone());
+        let mut sink = Sink::new(app, user.clone(), path.clone(), metadata.clone());
         while let Some(bytes) = parts.next_chunk().await? {
             sink.write(bytes).await?;
         }
@@ -252,6 +253,8 @@ async fn receive_parts(
 
 /// A file being written, in pieces of [`FILE_CHUNK_BYTES`] on worker threads.
 struct Sink {
+    turns: Arc<Turns>,
+    turn: Option<Arc<Turn>>,
     user: User,
     path: PathBuf,
     metadata: BTreeMap<String, String>,
@@ -261,8 +264,10 @@ struct Sink {
 }
 
 impl Sink {
-    fn new(user: User, path: PathBuf, metadata: BTreeMap<String, String>) -> Self {
+    fn new(app: &App, user: User, path: PathBuf, metadata: BTreeMap<String, String>) -> Self {
         Self {
+            turns: app.uploads.clone(),
+            turn: None,
             user,
             path,
             metadata,
@@ -282,6 +287,11 @@ impl Sink {
     }
 
     async fn flush(&mut self) -> Result<(), RestError> {
+        if self.turn.is_none() {
+            self.turn = Some(Arc::new(self.turns.take(&self.path).await?));
+        }
+        // The worker holds the turn too: a client that leaves does not let the next one in early.
+        let turn = self.turn.clone();
         let pieces = std::mem::take(&mut self.waiting);
         self.waiting_bytes = 0;
         let (path, user, file, metadata) = (
@@ -299,6 +309,7 @@ impl Sink {
             for piece in pieces {
                 (&*file).write_all(&piece)?;
             }
+            drop(turn);
             Ok(file)
         };
         let result = as_user(user, work).await.and_then(|result| result);

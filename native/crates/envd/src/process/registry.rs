@@ -272,13 +272,17 @@ impl Registry {
             .ok_or_else(|| not_found(selector))
     }
 
-    /// Sends a signal to a running process.
+    /// Sends a signal to a running process and returns it.
     ///
     /// The rule: SIGTERM goes to the process alone, which may pass it on or clean up. SIGKILL takes the
     /// whole tree: everything the process started, also in other sessions, since a killed shell cannot
     /// take its children along. A deadline that passes does the same as SIGKILL. A process that ends
     /// by itself leaves its background children running.
-    pub fn signal(&self, selector: &ProcessSelector, signal: Signal) -> Result<(), ConnectError> {
+    pub fn signal(
+        &self,
+        selector: &ProcessSelector,
+        signal: Signal,
+    ) -> Result<Arc<Process>, ConnectError> {
         let tables = lock(&self.tables);
         let process = tables.live(selector).ok_or_else(|| not_found(selector))?;
         match signal {
@@ -293,7 +297,7 @@ impl Registry {
                 })?;
             }
         }
-        Ok(())
+        Ok(process.clone())
     }
 
     /// Collects exit statuses, of our processes and of orphans alike. True when there may be more.

@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::connect::frames::{self, FrameReader};
 use crate::connect::{Code, Codec, ConnectError};
 use crate::http::{basic_user, full, Body};
+use crate::limits::KILL_CONFIRM;
 use crate::rpc;
 
 /// Answers one call.
@@ -45,10 +46,7 @@ pub async fn handle(app: Arc<App>, method: &str, request: Request<Incoming>) -> 
         "SendInput" => rpc::unary(request, |query: SendInputRequest| send_input(app, query)).await,
         "StreamInput" => stream_input(app, request).await,
         "SendSignal" => {
-            rpc::unary(request, |query: SendSignalRequest| async {
-                send_signal(&app, query)
-            })
-            .await
+            rpc::unary(request, |query: SendSignalRequest| send_signal(app, query)).await
         }
         "CloseStdin" => rpc::unary(request, |query: SelectRequest| close_stdin(app, query)).await,
         _ => rpc::unimplemented(request.uri().path()),
@@ -239,15 +237,21 @@ async fn stream_input(app: Arc<App>, request: Request<Incoming>) -> Response<Bod
     }
 }
 
-fn send_signal(app: &App, query: SendSignalRequest) -> Result<Empty, ConnectError> {
+/// Answers a SIGKILL only once the process is collected, so that whoever asks next finds it gone.
+async fn send_signal(app: Arc<App>, query: SendSignalRequest) -> Result<Empty, ConnectError> {
     let signal = query.signal.ok_or_else(|| {
         ConnectError::new(
             Code::InvalidArgument,
             "the request names no signal; set SIGNAL_SIGKILL or SIGNAL_SIGTERM",
         )
     })?;
-    app.processes
+    let process = app
+        .processes
         .signal(&query.process.unwrap_or_default(), signal)?;
+    if signal == Signal::Kill {
+        let mut exit = process.exit.subscribe();
+        let _stuck = tokio::time::timeout(KILL_CONFIRM, exit.wait_for(Option::is_some)).await;
+    }
     Ok(Empty {})
 }
 
