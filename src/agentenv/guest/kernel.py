@@ -88,6 +88,7 @@ def ensure_kernel(
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as work:
             unpack(debs, Path(work))
             kernel_release = _take_apart(Path(work), folder)
+        apt.discard(debs)
         return {"wanted": [suite, package], "package": f"{name}={version}", "release": kernel_release}
 
     return _kernel(assets.ensure(f"kernel-{version.replace('~', '-').replace(':', '-')}", build, verify=verify))

@@ -244,6 +244,9 @@ class PrivateApt:
             "Dir::State::status": f"{self.folder}/status",
             "Dir::Cache": f"{self.folder}",
             "Dir::Cache::archives": f"{self.folder}/archives",
+            # Two caches of 37 MB would save half a second once or twice in the life of a node.
+            "Dir::Cache::pkgcache": "",
+            "Dir::Cache::srcpkgcache": "",
             "Dir::Log": f"{self.folder}/log",
             "APT::Architecture": ARCHITECTURE,
             "APT::Install-Recommends": "false",
@@ -349,6 +352,11 @@ class PrivateApt:
         if missing:
             raise Internal(f"apt-get reported success but did not fetch {', '.join(missing)}")
         return paths
+
+    def discard(self, debs: Iterable[Path]) -> None:
+        """Remove package files that `download` gave and that have been unpacked."""
+        for path in debs:
+            path.unlink(missing_ok=True)
 
     def _single_files(self, packages: Sequence[str], suite: str) -> list[DebFile]:
         listed = self._run("apt-get", "download", "--print-uris", "-qq", *self._wanted(packages, suite))

@@ -116,6 +116,7 @@ def ensure_qemu(
             unpack(debs, Path(work), progress)
             progress("keep what QEMU needs", None, None)
             _take_what_is_needed(Path(work), folder)
+        apt.discard(debs)
         upstream, build_name = _fit_version(packaged_argv(folder), "the packaged QEMU")
         return {"wanted": [suite, package], "package": f"{package}={version}", "version": upstream, "build": build_name}
 

@@ -217,7 +217,7 @@ def test_private_configuration_names_only_its_own_folders(tmp_path: Path, fake_a
     assert values["Acquire::http::Proxy"] == '"http://proxy.example:3128"'
     assert "Post-Invoke" not in text
     folders = [value.strip('"') for key, value in values.items() if key.startswith("Dir::")]
-    assert all(folder == "/dev/null" or folder.startswith(str(tmp_path / "apt")) for folder in folders)
+    assert all(folder in ("/dev/null", "") or folder.startswith(str(tmp_path / "apt")) for folder in folders)
     assert {"Dir::State::status", "Dir::State::lists", "Dir::Cache::archives", "Dir::Etc::parts"} <= set(values)
     assert (tmp_path / "apt/status").read_bytes() == b""
     assert apt.suites == ("bookworm", "bookworm-updates", "bookworm-security", "bookworm-backports")
@@ -285,6 +285,8 @@ def test_closure_is_downloaded_and_counted_in_bytes(tmp_path: Path, fake_apt: Fa
     paths = apt.download(["aa=1:2"], "bookworm-backports", progress=lambda *step: seen.append(step))
     assert [path.name for path in paths] == ["a_1%3a2_amd64.deb", "b_1_all.deb"]
     assert seen[-1] == ("fetch aa (bytes)", 12, 12)
+    apt.discard(paths)
+    assert list((tmp_path / "archives").glob("*.deb")) == []
     assert fake_apt.calls[-1] == ["apt-get", "install", "--download-only", "-qq", "-y", "-t", "bookworm-backports", "aa=1:2"]
 
 

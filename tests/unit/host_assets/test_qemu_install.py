@@ -86,6 +86,9 @@ class FakeApt:
         self.downloads += 1
         return [self.tree]
 
+    def discard(self, debs) -> None:
+        assert debs == [self.tree]
+
 
 @pytest.fixture
 def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeApt:
