@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.guest.initramfs import Initramfs, ensure_initramfs
-from agentenv.guest.kernel import DEFAULT_PACKAGE, DEFAULT_RELEASE, DEFAULT_SUITE, Kernel, ensure_kernel, local_kernel
+from agentenv.guest.kernel import DEFAULT_PACKAGE, DEFAULT_SUITE, Kernel, ensure_kernel, local_kernel
 from agentenv.host.command import Progress, no_progress
 
 
@@ -27,7 +27,6 @@ def ensure_guest_assets(
     *,
     local_vmlinux: Path | None = None,
     package: str = DEFAULT_PACKAGE,
-    release: str = DEFAULT_RELEASE,
     suite: str = DEFAULT_SUITE,
     refresh: bool = False,
     verify: bool = False,
@@ -42,5 +41,5 @@ def ensure_guest_assets(
     if local_vmlinux is not None:
         kernel = local_kernel(local_vmlinux)
     else:
-        kernel = ensure_kernel(cache, package=package, release=release, suite=suite, refresh=refresh, verify=verify, progress=progress)
+        kernel = ensure_kernel(cache, package=package, suite=suite, refresh=refresh, verify=verify, progress=progress)
     return GuestAssets(kernel, ensure_initramfs(cache, kernel, init, verify=verify, progress=progress))

@@ -133,7 +133,8 @@ def select_modules(kernel: Kernel) -> list[Module]:
                 wanted.append(name)
             elif name in REQUIRED_MODULES and name not in builtin:
                 raise NotFound(
-                    f"kernel {kernel.version} has no module {name}", "choose a kernel with virtio-mmio, virtio-blk, virtio-net and ext4"
+                    f"kernel {kernel.version} has no module {name}",
+                    "name a kernel with virtio-mmio, virtio-blk, virtio-net and ext4 (guest.kernel_suite, guest.kernel)",
                 )
         order = load_order(wanted, lambda name: load(name).depends if name in paths else None, builtin)
     return [loaded[name] for name in order]

@@ -32,7 +32,6 @@ from agentenv.host.command import Progress, no_progress, run_command
 from agentenv.host.debian import PrivateApt, unpack
 
 DEFAULT_PACKAGE = "linux-image-cloud-amd64"
-DEFAULT_RELEASE = "bookworm"
 DEFAULT_SUITE = "bookworm-backports"
 
 MAX_VMLINUX_BYTES = 512 << 20
@@ -61,7 +60,6 @@ def ensure_kernel(
     cache: Path,
     *,
     package: str = DEFAULT_PACKAGE,
-    release: str = DEFAULT_RELEASE,
     suite: str = DEFAULT_SUITE,
     apt: PrivateApt | None = None,
     refresh: bool = False,
@@ -78,7 +76,7 @@ def ensure_kernel(
         for asset in assets.candidates("kernel-"):
             if asset.facts.get("wanted") == [suite, package] and (found := assets.find(asset.path.name, verify=verify)):
                 return _kernel(found)
-    apt = apt or PrivateApt(cache / "apt" / release, release)
+    apt = apt or PrivateApt.for_suite(cache / "apt", suite)
     apt.update(progress)
     name, version = _image_package(apt, package, suite)
 

@@ -135,7 +135,7 @@ def choose_mirror(sources: Iterable[AptSource], keyring: Path = ARCHIVE_KEYRING)
     if archive is None:
         raise HostNotReady(
             "the host's apt sources name no Debian archive to take packages from",
-            "add a Debian source with component main to /etc/apt/sources.list.d, or name a mirror and its keyring in the configuration",
+            "add a source of Debian (a release such as bookworm, component main) to /etc/apt/sources.list.d",
         )
     return DebianMirror(_plain_uri(archive.uri), _plain_uri(security.uri) if security else "", _usable_key(archive.signed_by, keyring))
 
@@ -209,6 +209,13 @@ class PrivateApt:
         self.release = release
         self.mirror = mirror or host_mirror()
         self._write_configuration()
+
+    @classmethod
+    def for_suite(cls, folder: Path, suite: str) -> PrivateApt:
+        """The apt for the release that `suite` (as in bookworm-backports) belongs to, below `folder`/<release>."""
+        _check_words((), suite)
+        release = suite.partition("-")[0]
+        return cls(folder / release, release)
 
     @property
     def suites(self) -> tuple[str, ...]:
@@ -288,7 +295,9 @@ class PrivateApt:
         try:
             shown = self._run("apt-cache", "show", "--no-all-versions", f"{package}/{suite}")
         except Internal as error:
-            raise NotFound(f"{suite} has no package {package}", "name another suite or package in the configuration") from error
+            raise NotFound(
+                f"{suite} has no package {package}", "name a suite that has it (guest.kernel_suite, guest.rootfs_suite)"
+            ) from error
         fields = {}
         for line in shown.split("\n\n")[0].splitlines():
             if line[:1].strip() and ":" in line:
@@ -327,7 +336,9 @@ class PrivateApt:
         command = ["apt-get", "install", "--download-only", "-qq", "-y"] if closure else ["apt-get", "download", "-qq"]
         files = self.closure(packages, suite) if closure else self._single_files(packages, suite)
         if not files:
-            raise NotFound(f"apt finds nothing to fetch for {' '.join(packages)}", "name another suite or package in the configuration")
+            raise NotFound(
+                f"apt finds nothing to fetch for {' '.join(packages)}", "name a suite that has it (guest.kernel_suite, guest.rootfs_suite)"
+            )
         total_bytes = sum(file.size_bytes for file in files)
 
         def watch() -> None:

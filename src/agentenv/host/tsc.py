@@ -56,7 +56,10 @@ def tsc_khz() -> int:
     listed = bogomips_khz(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
     rate = choose_khz(listed, _measured_khz())
     if rate is None:
-        raise HostNotReady("cannot tell the rate of the time stamp counter", "set vmm.tsc_khz to the rate `dmesg` shows after 'tsc:'")
+        raise HostNotReady(
+            "cannot tell the rate of the time stamp counter",
+            "use a host whose /proc/cpuinfo tells bogomips, or whose policy allows executable memory",
+        )
     return rate
 
 

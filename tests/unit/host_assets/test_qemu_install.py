@@ -62,6 +62,13 @@ def test_unfit_host_qemu_is_refused_with_the_reason(
     assert caught.value.hint
 
 
+def test_named_program_is_used_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = fake_host(tmp_path, monkeypatch, "10.1.0").rename(tmp_path / "own-qemu")
+    assert ensure_qemu(tmp_path / "cache", program=str(program)).argv == (str(program),)
+    with pytest.raises(HostNotReady, match="has no /none/qemu"):
+        ensure_qemu(tmp_path / "cache", program="/none/qemu")
+
+
 def test_missing_host_qemu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HostNotReady, match="has no qemu-system-x86_64"):
