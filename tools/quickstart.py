@@ -5,22 +5,19 @@ It uses this machine's node, started for the length of the run unless it is up a
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-AENV = Path(sys.executable).parent / "aenv"
+from local_node import node
+
 err = Console(stderr=True)
 out = Console()
 GREETING = "echo hello from $(uname -sr)"
@@ -45,18 +42,6 @@ def expect(what: str, found: object, wanted: object) -> None:
     if found != wanted:
         sys.exit(f"quickstart: {what}: expected {wanted!r}, found {found!r}")
     err.print(f"    [green]ok[/green] {what}", highlight=False)
-
-
-@contextmanager
-def node() -> Iterator[dict[str, str]]:
-    """This machine's node: started here and brought down in the end, unless it was up before."""
-    was_up = subprocess.run([str(AENV), "ls", "--json"], check=False, capture_output=True).returncode == 0
-    try:
-        subprocess.run([str(AENV), "up", "--detach"], check=True)
-        yield json.loads(subprocess.run([str(AENV), "env", "--json"], check=True, capture_output=True).stdout)
-    finally:
-        if not was_up:
-            subprocess.run([str(AENV), "down"], check=False)
 
 
 def the_loop() -> None:
@@ -144,9 +129,8 @@ def pause_resume_fork(sandbox: Any) -> list[Any]:
 
 def limit_ms() -> float:
     """The limit beside it, median of three."""
-    from limit import for_node, restore_and_run
-
     from agentenv.config.load import load
+    from limit import for_node, restore_and_run
 
     bare = for_node(load())
     try:

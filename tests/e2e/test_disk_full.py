@@ -1,0 +1,76 @@
+"""A full disk while pausing: a clear error, the sandbox runs on, nothing is lost, and it can be paused once there is room.
+
+The node's layer store is put on a small tmpfs for these tests, which holds the template and little more.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import HOME, Node, free_port, remains
+from e2b import Sandbox, SandboxException, SandboxState
+
+ROOM_MB = 60
+SMALL_HOME, SMALL_RUN = Path("/var/lib/agentenv-test-small"), Path("/run/agentenv-test-small")
+
+
+@pytest.fixture
+def small_node(node):
+    """A second node beside the first, whose home has `ROOM_MB` left once its template is there."""
+    node.aenv("ls")
+    shutil.rmtree(SMALL_HOME, ignore_errors=True)
+    SMALL_HOME.mkdir(parents=True)
+    (SMALL_HOME / "cache").symlink_to(HOME / "cache")
+    environment = node.environment | {
+        "AENV_NODE_HOME": str(SMALL_HOME),
+        "AENV_NODE_RUN": str(SMALL_RUN),
+        "AENV_NETWORK_POOL_CIDR": "10.116.0.0/24",
+        "AENV_LIMITS_DISK_RESERVE_MB": "0",
+    }
+    subject = Node(free_port(), environment, {}, SMALL_HOME, SMALL_RUN)
+    layers = SMALL_HOME / "layers"
+    try:
+        subject.up()
+        subject.aenv("down")
+        used_mb = sum(path.stat().st_blocks for path in layers.iterdir()) // 2048
+        layers.rename(SMALL_HOME / "layers-made")
+        layers.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={used_mb + ROOM_MB}m", "small", str(layers)], check=True)
+        subprocess.run(["cp", "-a", "--sparse=always", f"{SMALL_HOME}/layers-made/.", str(layers)], check=True)
+        subject.up()
+        subject.variables = json.loads(subject.aenv("env", "--json").stdout)
+        yield subject
+    finally:
+        subject.aenv("down", "--kill", check=False)
+        subprocess.run(["umount", str(layers)], check=False)
+        shutil.rmtree(SMALL_HOME, ignore_errors=True)
+        assert remains(SMALL_HOME, SMALL_RUN) == {}
+
+
+def test_pause_with_a_full_disk(small_node):
+    subject = Sandbox.create("base", timeout=600, **small_node.options)
+    fill = f"import os, hashlib; block = os.urandom({ROOM_MB + 60} << 20); print(hashlib.sha256(block).hexdigest(), flush=True); input()"
+    hold = subject.commands.run(
+        f"exec python3 -c '{fill}; print(hashlib.sha256(block).hexdigest())'", background=True, stdin=True, timeout=0
+    )
+    digest = next(iter(hold))[0].strip()
+    subject.files.write("f", "kept")
+    before = sorted(path.name for path in (SMALL_HOME / "layers").iterdir())
+    with pytest.raises(SandboxException, match=r"no room|[Nn]o space"):
+        subject.pause()
+    assert subject.get_info().state == SandboxState.RUNNING
+    assert sorted(path.name for path in (SMALL_HOME / "layers").iterdir()) == before, "a failed pause left files behind"
+    assert subject.files.read("f") == "kept"
+    subprocess.run(["mount", "-o", "remount,size=2g", str(SMALL_HOME / "layers")], check=True)
+    subject.pause()
+    subject.connect(timeout=600)
+    assert subject.files.read("f") == "kept"
+    again = subject.commands.connect(hold.pid, timeout=60)
+    subject.commands.send_stdin(hold.pid, "\n")
+    seen = "".join(out or "" for out, _err, _pty in again)
+    assert seen.strip() == digest, "memory changed on the way"
+    subject.kill()
