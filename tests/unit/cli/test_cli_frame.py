@@ -5,7 +5,6 @@ import io
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -42,18 +41,16 @@ def test_every_read_verb_has_json(name):
     assert any("--json" in option.opts for option in cli.get_command(CONTEXT, name).params)
 
 
-def test_help_names_every_command_and_is_quick():
-    begun = time.monotonic()
+def test_help_names_every_command():
     done = subprocess.run(
         [sys.executable, "-m", "agentenv.cli", "--help"], env=process_environment({}), capture_output=True, text=True, check=True
     )
-    spent_s = time.monotonic() - begun
     for name in NAMES:
         assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE)
-    assert spent_s < 2.0, "heavy modules are imported too early"  # 0.2 s alone; the limit allows for a loaded machine
 
 
 def test_help_imports_nothing_heavy():
+    """What keeps `aenv --help` at 0.2 s, told without a clock that a busy machine would upset."""
     code = (
         "import sys\nfrom agentenv.cli.main import cli\nfrom click.testing import CliRunner\n"
         "assert CliRunner().invoke(cli, ['--help']).exit_code == 0\n"

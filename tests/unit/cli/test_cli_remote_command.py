@@ -244,7 +244,6 @@ def test_a_terminal_without_size_counts_as_24_by_80(monkeypatch):
 
 
 def test_waiting_costs_little():
-    begun, cpu = time.monotonic(), time.process_time()
+    begun_cpu_s = time.process_time()
     run(FakeSandbox(lambda: time.sleep(1), end(0)))
-    assert 1 <= time.monotonic() - begun < 3
-    assert time.process_time() - cpu < 0.3
+    assert time.process_time() - begun_cpu_s < 0.3

@@ -38,6 +38,7 @@ def prepare(config, progress):
     if MODE == "prepare-fails":
         raise HostNotReady("no mirror answers", "check the network")
     for done in (0, 50, 100):
+        time.sleep(float(os.environ.get("FAKE_STEP_S", "0")))
         progress("fetch guest kernel (bytes)", done << 20, 100 << 20)
     progress("build base template", None, None)
     path = NodePaths(config.node.home, config.node.run).api_key
