@@ -21,7 +21,7 @@ from agentenv.block import supervisor
 from agentenv.block.client import BlockClient
 from agentenv.config.schema import Config
 from agentenv.core.clock import SystemClock
-from agentenv.core.errors import AgentEnvError, Unsupported
+from agentenv.core.errors import AgentEnvError, Conflict, Unsupported
 from agentenv.core.ids import new_api_key
 from agentenv.core.model import VmIdentity
 from agentenv.core.paths import NodePaths
@@ -76,7 +76,7 @@ def ensure_assets(config: Config, progress: Progress, verify: bool = False) -> A
         else ensure_kernel(cache, suite=config.guest.kernel_suite, verify=verify, progress=progress)
     )
     initramfs = ensure_initramfs(cache, kernel, native.program("envd"), verify=verify, progress=progress)
-    qemu = ensure_qemu(cache, verify=verify, progress=progress)
+    qemu = ensure_qemu(cache, program=config.vmm.qemu, verify=verify, progress=progress)
     return Assets(kernel, initramfs, qemu, accelerator_of(config))
 
 
@@ -222,7 +222,10 @@ async def _open_hot_memory(parts: Parts) -> None:
 
 
 def shut_down(config: Config, kill_sandboxes: bool, report: Callable[[str], None]) -> None:
-    """With the server stopped: pause (or kill) what runs, end blockd, remove all networks. Idempotent; blocks."""
+    """With the server stopped: pause (or kill) what runs, end blockd, remove all networks. Idempotent; blocks.
+
+    Conflict when a sandbox could not be paused: it and everything it needs is left running, so that nothing is lost.
+    """
     paths = paths_of(config)
     if paths.database.exists():
         asyncio.run(_rest_sandboxes(config, kill_sandboxes, report))
@@ -247,6 +250,7 @@ async def _rest_sandboxes(config: Config, kill_sandboxes: bool, report: Callable
     if not live:
         return
     assets = await asyncio.to_thread(ensure_assets, config, lambda *_: None)
+    failed: list[str] = []
     async with _node(config, assets) as parts:
         orchestrator = Orchestrator(parts)
         await reconcile.reconcile(parts)
@@ -258,6 +262,11 @@ async def _rest_sandboxes(config: Config, kill_sandboxes: bool, report: Callable
                 await verb(sandbox.sandbox_id)
                 report(f"{done} {sandbox.sandbox_id}")
             except AgentEnvError as error:
-                report(f"{sandbox.sandbox_id} could not be {done}: {error}")
+                failed.append(f"{sandbox.sandbox_id} could not be {done}: {error}")
         await orchestrator.close()
         await parts.slots.close()
+    if failed:
+        raise Conflict(
+            "the node cannot go down without losing work: " + "; ".join(failed),
+            "mend the cause and run `aenv down` again, or give the sandboxes up with `aenv down --kill`",
+        )

@@ -13,9 +13,14 @@ from pathlib import Path
 import pytest
 from conftest import HOME, Node, free_port, remains
 from e2b import Sandbox, SandboxException, SandboxState
+from guest_programs import wait_for
 
 ROOM_MB = 60
 SMALL_HOME, SMALL_RUN = Path("/var/lib/agentenv-test-small"), Path("/run/agentenv-test-small")
+
+
+def resize(size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(SMALL_HOME / "layers")], check=True)
 
 
 @pytest.fixture
@@ -51,6 +56,20 @@ def small_node(node):
         assert remains(SMALL_HOME, SMALL_RUN) == {}
 
 
+def test_a_guest_that_fills_the_nodes_disk_waits_for_room(small_node):
+    subject = Sandbox.create("base", timeout=900, **small_node.options)
+    write = f"head -c {(ROOM_MB + 40) << 20} /dev/urandom > big; sync; sha256sum big"
+    writer = subject.commands.run(write, background=True, timeout=0)
+    wait_for(lambda: "stands still" in small_node.aenv("logs", subject.sandbox_id, "--json").stdout, "nobody saw the full disk")
+    resize("2g")
+    first = writer.wait().stdout.split()[0]
+    assert "goes on" in small_node.aenv("logs", subject.sandbox_id, "--json").stdout
+    subject.commands.run("echo 3 | sudo tee /proc/sys/vm/drop_caches")
+    assert subject.commands.run("sha256sum big", timeout=300).stdout.split()[0] == first, "the disk does not hold what was written"
+    assert subject.commands.run("sudo dmesg | grep -ci 'I/O error' || true").stdout.strip() == "0"
+    subject.kill()
+
+
 def test_pause_with_a_full_disk(small_node):
     subject = Sandbox.create("base", timeout=600, **small_node.options)
     fill = f"import os, hashlib; block = os.urandom({ROOM_MB + 60} << 20); print(hashlib.sha256(block).hexdigest(), flush=True); input()"
@@ -65,7 +84,7 @@ def test_pause_with_a_full_disk(small_node):
     assert subject.get_info().state == SandboxState.RUNNING
     assert sorted(path.name for path in (SMALL_HOME / "layers").iterdir()) == before, "a failed pause left files behind"
     assert subject.files.read("f") == "kept"
-    subprocess.run(["mount", "-o", "remount,size=2g", str(SMALL_HOME / "layers")], check=True)
+    resize("2g")
     subject.pause()
     subject.connect(timeout=600)
     assert subject.files.read("f") == "kept"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from agentenv.core.errors import Conflict, InvalidInput
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Page, Sandbox, SandboxFilter, Template
-from agentenv.orchestrator import create, delete, evict, fork, pause, resume
+from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume
 from agentenv.orchestrator.parts import Parts
 
 T = TypeVar("T")
@@ -20,17 +20,18 @@ class Orchestrator:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._evictor: asyncio.Task[None] | None = None
+        self._keepers: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
-        """Start acting on timeouts."""
-        self._evictor = asyncio.create_task(evict.run(self._parts), name="evict")
+        """Start acting on timeouts and on stalled disks."""
+        self._keepers = [asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal)]
 
     async def close(self) -> None:
         """Let verbs under way end and let go of all VMs; they go on."""
-        if self._evictor is not None:
-            self._evictor.cancel()
-            await asyncio.wait({self._evictor})
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
         await self._parts.shared.settle()
         for watcher in list(self._parts.shared.watchers):
             watcher.cancel()

@@ -314,7 +314,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._closing:
             # A slow client may take its time for our last answer; one that has it all must go soon.
             over = not queued_bytes and now - self._closing_since > settings.linger_total_s
-            if over or idle_s > (settings.half_closed_idle_s if queued_bytes else settings.linger_s):
+            if over or idle_s > (settings.stream_idle_s if queued_bytes else settings.linger_s):
                 self.abort(reset=False)
         elif self.pending:
             if not self.write_paused and now - self._head_since > settings.head_timeout_s:

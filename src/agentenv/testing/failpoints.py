@@ -19,6 +19,8 @@ from typing import Any
 from agentenv.core.errors import Internal
 
 _TURNS_MAX = 4
+_SLOW_SHARE = 0.08
+_SLOW_TURNS_MAX = 120  # longer than most verbs take: a slow step is overtaken by whole other verbs
 
 
 class ServerKilled(BaseException):
@@ -80,7 +82,8 @@ class Failpoints:
         if can_fail:
             self.passed.append(name)
         if self._random is not None:
-            for _ in range(self._random.randrange(_TURNS_MAX)):
+            is_slow = self._random.random() < _SLOW_SHARE
+            for _ in range(self._random.randrange(_SLOW_TURNS_MAX if is_slow else _TURNS_MAX)):
                 await asyncio.sleep(0)
         if name in self._holds:
             reached, released = self._holds[name]

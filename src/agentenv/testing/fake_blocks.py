@@ -53,6 +53,11 @@ class FakeDevices:
         self._open: dict[str, _Open] = {}
 
     @property
+    def opened(self) -> list[str]:
+        """What is open, oldest first."""
+        return list(self._open)
+
+    @property
     def stack_ids(self) -> set[str]:
         """What is open."""
         return set(self._open)
@@ -191,7 +196,7 @@ class FakeBlocks:
     async def stacks(self) -> list[Stack]:
         """Every open stack."""
         await self._points.hit("blocks.stacks")
-        return [self._devices.describe(self._devices.by_id(stack_id)) for stack_id in sorted(self._devices.stack_ids)]
+        return [self._devices.describe(self._devices.by_id(stack_id)) for stack_id in self._devices.opened]
 
     async def seal(self, stack_id: str, fresh: Upper, sync: bool = False) -> Stack:
         """Make the upper a layer and go on with a fresh one."""
@@ -237,7 +242,7 @@ class FakeBlocks:
     async def shutdown(self, force: bool = False) -> None:
         """Close everything."""
         await self._points.hit("blocks.shutdown")
-        for stack_id in self._devices.stack_ids:
+        for stack_id in self._devices.opened:
             self._devices.close(stack_id, force)
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from agentenv.core.lifecycle import State
 from agentenv.core.model import CreateRequest, Machine, RunningVm, Sandbox, Snapshot, Template
 from agentenv.core.paths import NodePaths
 from agentenv.network.layout import Layout
-from agentenv.orchestrator import reconcile, repair, sweep
+from agentenv.orchestrator import reconcile, sweep
 from agentenv.orchestrator.parts import Parts, Shared
 from agentenv.orchestrator.service import Orchestrator
 from agentenv.orchestrator.start import memory_stack_id
@@ -37,6 +37,7 @@ _MACHINE = Machine(vcpu_count=1, memory_mb=16, disk_mb=64)
 _RESTING = (State.RUNNING, State.PAUSED, State.KILLED)
 _TURNS = 40  # of the loop in which some task must have moved, else all wait for the clock
 _QUIET_ROUNDS_MAX = 400
+_CLOSE_DEADLINE_S = 5.0
 
 
 class FakeNode:
@@ -53,6 +54,7 @@ class FakeNode:
         self._seed = seed
         self._servers: list[tuple[Parts, Orchestrator]] = []
         self.points = Failpoints(seed)
+        self._all_points: list[Failpoints] = []
         for path in (self.paths.home, self.paths.vms, self.paths.layers):
             path.mkdir(parents=True)
 
@@ -66,6 +68,7 @@ class FakeNode:
         """A server over this machine, reconciled and acting on timeouts."""
         asyncio.get_running_loop().set_default_executor(InlineExecutor(1))
         self.points = Failpoints(None if self._seed is None else self._seed + len(self._servers))
+        self._all_points.append(self.points)
         parts = self._parts(self.points)
         await parts.store.open()
         self._servers.append((parts, Orchestrator(parts)))
@@ -79,19 +82,18 @@ class FakeNode:
         self.points.kill()
 
     async def close(self) -> None:
-        """Let go of everything; killed servers' tasks end too."""
-        for parts, orchestrator in self._servers:
-            await self._bury(parts, orchestrator)
-
-    async def _bury(self, parts: Parts, orchestrator: Orchestrator) -> None:
-        store = parts.store
-        assert isinstance(store, FailingStore)
-        store._points.bury()
+        """Let go of everything; the tasks of killed servers end too."""
+        for points in self._all_points:
+            points.bury()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await store.close()
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=_CLOSE_DEADLINE_S)
+            if stuck:
+                raise AssertionError(f"tasks do not end: {stuck}")
+        for parts, _ in self._servers:
+            await parts.store.close()
 
     @property
     def parts(self) -> Parts:
@@ -180,7 +182,6 @@ class FakeNode:
             self.clock.advance_ms(250)
             parts.shared.expiry_changed.set()
         await parts.slots.settle()
-        await repair.repair(parts)
         await sweep.sweep(parts)
         await self.turn()
 

@@ -32,6 +32,7 @@ class FakeProcess:
     devices: FakeDevices
     base_memory: Content
     running: bool = True
+    stalled: bool = False
     diverged: Content = field(default_factory=dict)
     identity: GuestIdentity | None = None
     last_words: str = ""
@@ -133,6 +134,12 @@ class FakeVm:
         await self._points.hit("vm.resume")
         self._require_alive()
         self.fake.running = True
+
+    async def stalled(self) -> bool:
+        """Whether a disk write failed; tests set `fake.stalled`."""
+        await self._points.hit("vm.stalled")
+        self._require_alive()
+        return self.fake.stalled
 
     async def save_state(self, path: Path) -> None:
         """Write a state file."""

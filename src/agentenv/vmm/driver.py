@@ -54,6 +54,10 @@ class Vm(Protocol):
         """Let the virtual CPUs run."""
         ...
 
+    async def stalled(self) -> bool:
+        """Whether the VMM stopped the VM by itself because its disk could not be written (no room on the host)."""
+        ...
+
     async def save_state(self, path: Path) -> None:
         """Write device and CPU state (not memory) of the paused VM to a new file. StorageFull leaves no file."""
         ...

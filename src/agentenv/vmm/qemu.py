@@ -79,6 +79,11 @@ class QemuVm:
         """Let the virtual CPUs run."""
         await self._call("cont")
 
+    async def stalled(self) -> bool:
+        """Whether QEMU stopped the VM because a write to its disk failed; the write is repeated when it runs again."""
+        status = await self._call("query-status")
+        return isinstance(status, dict) and status.get("status") == "io-error"
+
     async def save_state(self, path: Path) -> None:
         """Write device and CPU state of the paused VM to `path`."""
         try:

@@ -1,0 +1,47 @@
+"""Heal: a VM whose disk write failed for want of room on the host stands still, unharmed; it goes on when there is room.
+
+The VMM keeps the failed write and repeats it, so the guest sees a long pause and no error, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from agentenv.core.errors import AgentEnvError, StorageFull
+from agentenv.core.lifecycle import State
+from agentenv.host.files import require_free
+from agentenv.orchestrator.parts import Parts, note
+
+_INTERVAL_MS = 5_000
+_ROOM_BYTES = 16 << 20  # less than this is gone again at the next writeback
+
+
+async def run(parts: Parts) -> None:
+    """Look after stalled VMs until cancelled."""
+    known: set[str] = set()
+    while True:
+        await parts.clock.sleep_ms(_INTERVAL_MS)
+        for sandbox in parts.store.sandboxes():
+            if sandbox.state is State.RUNNING:
+                await _look_after(parts, sandbox.sandbox_id, known)
+
+
+async def _look_after(parts: Parts, sandbox_id: str, known: set[str]) -> None:
+    async with parts.shared.locked(sandbox_id):
+        sandbox, vm = parts.store.sandbox(sandbox_id), parts.shared.vms.get(sandbox_id)
+        if sandbox is None or sandbox.state is not State.RUNNING or vm is None:
+            known.discard(sandbox_id)
+            return
+        try:
+            if not await vm.stalled():
+                return
+            if sandbox_id not in known:
+                known.add(sandbox_id)
+                await note(parts, sandbox_id, "stands still: the node's disk is full; it goes on when there is room", "error")
+            require_free(parts.paths.layers, _ROOM_BYTES, "a stalled sandbox")
+            await vm.resume()
+        except StorageFull:
+            return
+        except AgentEnvError as error:
+            await note(parts, sandbox_id, "could not be asked whether it stands still", "warn", cause=str(error))
+            return
+    known.discard(sandbox_id)
+    await note(parts, sandbox_id, "goes on: there is room on the node's disk again")
