@@ -25,9 +25,10 @@ from agentenv.core.errors import AgentEnvError, Conflict, Unsupported
 from agentenv.core.ids import new_api_key
 from agentenv.core.model import VmIdentity
 from agentenv.core.paths import NodePaths
+from agentenv.guest.assets import ensure_guest_assets
 from agentenv.guest.client import GuestClient
-from agentenv.guest.initramfs import Initramfs, ensure_initramfs
-from agentenv.guest.kernel import Kernel, ensure_kernel, local_kernel
+from agentenv.guest.initramfs import Initramfs
+from agentenv.guest.kernel import Kernel
 from agentenv.host import files, native
 from agentenv.host.doctor import kvm_kind
 from agentenv.host.tsc import tsc_khz
@@ -70,14 +71,16 @@ class Assets:
 def ensure_assets(config: Config, progress: Progress, verify: bool = False) -> Assets:
     """Fetch or build what is missing of kernel, initramfs and QEMU. Blocks; minutes on a fresh machine, else milliseconds."""
     cache = paths_of(config).cache
-    kernel = (
-        local_kernel(Path(config.guest.kernel))
-        if config.guest.kernel
-        else ensure_kernel(cache, suite=config.guest.kernel_suite, verify=verify, progress=progress)
+    guest = ensure_guest_assets(
+        cache,
+        native.program("envd"),
+        local_vmlinux=Path(config.guest.kernel) if config.guest.kernel else None,
+        suite=config.guest.kernel_suite,
+        verify=verify,
+        progress=progress,
     )
-    initramfs = ensure_initramfs(cache, kernel, native.program("envd"), verify=verify, progress=progress)
     qemu = ensure_qemu(cache, program=config.vmm.qemu, verify=verify, progress=progress)
-    return Assets(kernel, initramfs, qemu, accelerator_of(config))
+    return Assets(guest.kernel, guest.initramfs, qemu, accelerator_of(config))
 
 
 def accelerator_of(config: Config) -> str:

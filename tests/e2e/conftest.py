@@ -122,6 +122,7 @@ def node() -> Iterator[Node]:
         "AENV_NODE_HOME": str(HOME),
         "AENV_NODE_RUN": str(RUN),
         "AENV_NETWORK_POOL_CIDR": "10.117.0.0/16",
+        "AENV_LIMITS_LAYERS_IN_CHAIN": "5",  # so that ten cycles meet merged chains, too
         "NO_COLOR": "1",
     }
     subject = Node(port, environment, {})

@@ -7,6 +7,7 @@ from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import State
 from agentenv.core.model import RunningVm, Sandbox
 from agentenv.host.files import require_free
+from agentenv.orchestrator.compact import compact
 from agentenv.orchestrator.delete import end, missing
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import stop
@@ -94,4 +95,5 @@ async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = 
 
 async def _free(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:
     await stop(parts, sandbox_id, record, vm)
+    await compact(parts, sandbox_id)
     sweep_soon(parts)

@@ -6,6 +6,7 @@ from agentenv.core.errors import Conflict
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Sandbox
 from agentenv.orchestrator.admission import admit
+from agentenv.orchestrator.compact import compact_if_endless
 from agentenv.orchestrator.delete import missing
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start, stop
@@ -15,6 +16,7 @@ from agentenv.orchestrator.watch import watch
 
 async def connect(parts: Parts, sandbox_id: str, timeout_s: int) -> tuple[Sandbox, bool]:
     """Make it run, for at least `timeout_s` from now. True when it had to be resumed. Never shortens."""
+    await compact_if_endless(parts, sandbox_id)
     async with parts.shared.locked(sandbox_id):
         sandbox = parts.store.sandbox(sandbox_id)
         if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
@@ -31,6 +33,7 @@ async def connect(parts: Parts, sandbox_id: str, timeout_s: int) -> tuple[Sandbo
 
 async def resume(parts: Parts, sandbox_id: str, timeout_s: int) -> Sandbox:
     """Resume a paused sandbox. Conflict when it runs."""
+    await compact_if_endless(parts, sandbox_id)
     async with parts.shared.locked(sandbox_id):
         sandbox = parts.store.sandbox(sandbox_id)
         if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):

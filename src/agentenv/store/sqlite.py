@@ -144,6 +144,12 @@ class Store:
             mirror=lambda: self._snapshots.update({snapshot.snapshot_id: snapshot}),
         )
 
+    async def replace_snapshot(self, snapshot: Snapshot) -> None:
+        """Change the layers of a snapshot for others with the same content."""
+        self.snapshot(snapshot.snapshot_id)
+        await self._execute(("UPDATE snapshots SET body = ? WHERE snapshot_id = ?", (json.dumps(asdict(snapshot)), snapshot.snapshot_id)))
+        self._snapshots[snapshot.snapshot_id] = snapshot
+
     async def remove_snapshot(self, snapshot_id: str) -> None:
         """Forget a snapshot; its files are the garbage collector's. No error when it is gone."""
         await self._execute(

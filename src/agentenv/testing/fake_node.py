@@ -65,17 +65,19 @@ class FakeNode:
     # -- servers
 
     async def start_server(self) -> None:
-        """A server over this machine, reconciled and acting on timeouts."""
+        """A server over this machine, reconciled and acting on timeouts. Until then `parts` are the former server's."""
         asyncio.get_running_loop().set_default_executor(InlineExecutor(1))
-        self.points = Failpoints(None if self._seed is None else self._seed + len(self._servers))
-        self._all_points.append(self.points)
-        parts = self._parts(self.points)
+        points = Failpoints(None if self._seed is None else self._seed + len(self._servers))
+        self._all_points.append(points)
+        parts = self._parts(points)
         await parts.store.open()
-        self._servers.append((parts, Orchestrator(parts)))
         if not parts.store.templates():
-            await self._add_template()
+            await self._add_template(parts)
         await reconcile.reconcile(parts, self.processes.end_strays)
-        self.orchestrator.open()
+        orchestrator = Orchestrator(parts)
+        orchestrator.open()
+        self._servers.append((parts, orchestrator))
+        self.points = points
 
     def kill_server(self) -> None:
         """Kill it at whatever its tasks wait for."""
@@ -124,8 +126,7 @@ class FakeNode:
             shared=Shared(self.config.limits.starts_at_once),
         )
 
-    async def _add_template(self) -> None:
-        parts = self.parts
+    async def _add_template(self, parts: Parts) -> None:
         snapshot = Snapshot(ids.new_snapshot_id(), _MACHINE, parts.identity, ("templatememory",), ("templatedisk",), 1)
         for layer in (*snapshot.memory_layers, *snapshot.disk_layers):
             parts.layers.path(layer).write_text(json.dumps({"booted": "yes"}))
@@ -177,13 +178,13 @@ class FakeNode:
         for _ in range(_QUIET_ROUNDS_MAX):
             await self.turn()
             resting = all(s.state in _RESTING for s in parts.store.sandboxes())
-            if resting and not parts.shared._tasks and not parts.shared.unfreed and not self._watching_the_dead():
+            shared = parts.shared
+            if resting and not (shared._tasks or shared.unfreed or shared._locks or self._watching_the_dead()):
                 break
             self.clock.advance_ms(250)
             parts.shared.expiry_changed.set()
         await parts.slots.settle()
         await sweep.sweep(parts)
-        await self.turn()
 
     def _watching_the_dead(self) -> bool:
         return any(s.vm and self.processes.find(s.vm.pid) is None for s in self.parts.store.sandboxes())

@@ -1,0 +1,80 @@
+"""Compact: keep the chains of a paused sandbox short, however often it is paused.
+
+Reading a long chain costs nothing, but the format ends at 255 layers and every open reads every index. What the sandbox
+shares with a template stays as it is; the layers above are merged into one. The merge runs beside everything else; only
+the swap of the names takes the sandbox's lock, and only while it is still paused on the same snapshot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.lifecycle import State
+from agentenv.core.model import Snapshot
+from agentenv.orchestrator.parts import Parts, note
+
+_NEVER_LONGER = 200  # beyond this a resume waits for the merge: the format's own end (255) must not come near
+
+
+async def compact(parts: Parts, sandbox_id: str) -> None:
+    """Shorten the chains of a paused sandbox's snapshot if they are long. A failure changes nothing and is noted.
+
+    The cost is the size of what the sandbox has changed in its life, once every `limits.layers_in_chain` pauses.
+    """
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is None or sandbox.state is not State.PAUSED or sandbox.snapshot_id is None:
+        return
+    before = parts.store.snapshot(sandbox.snapshot_id)
+    memory, disk = parts.layers.new_id(), parts.layers.new_id()
+    with parts.layers.announced(memory, disk), parts.shared.using(before.snapshot_id):
+        try:
+            after = replace(
+                before,
+                memory_layers=await _merge(parts, before.memory_layers, memory),
+                disk_layers=await _merge(parts, before.disk_layers, disk),
+            )
+        except AgentEnvError as error:
+            await note(parts, sandbox_id, "its layers could not be merged", "warn", cause=str(error))
+            return
+        if after != before:
+            await _swap(parts, sandbox_id, before, after)
+
+
+async def compact_if_endless(parts: Parts, sandbox_id: str) -> None:
+    """Before a resume: a sandbox resumed again and again faster than its chains are merged has to wait once."""
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is not None and sandbox.state is State.PAUSED and sandbox.snapshot_id is not None:
+        snapshot = parts.store.snapshot(sandbox.snapshot_id)
+        if max(len(snapshot.memory_layers), len(snapshot.disk_layers)) > _NEVER_LONGER:
+            await compact(parts, sandbox_id)
+
+
+async def _merge(parts: Parts, layers: tuple[str, ...], merged: str) -> tuple[str, ...]:
+    kept = _shared_with_templates(parts, layers)
+    if len(layers) <= parts.config.limits.layers_in_chain or len(layers) - kept < 2:
+        return layers
+    await parts.blocks.commit(parts.layers.paths(layers[kept:]), parts.layers.path(merged))
+    return (*layers[:kept], merged)
+
+
+def _shared_with_templates(parts: Parts, layers: tuple[str, ...]) -> int:
+    """How many of the lowest layers belong to a template."""
+    longest = 0
+    for template in parts.store.templates():
+        snapshot = parts.store.snapshot(template.snapshot_id)
+        for theirs in (snapshot.memory_layers, snapshot.disk_layers):
+            if layers[: len(theirs)] == theirs:
+                longest = max(longest, len(theirs))
+    return longest
+
+
+async def _swap(parts: Parts, sandbox_id: str, before: Snapshot, after: Snapshot) -> None:
+    async with parts.shared.locked(sandbox_id):
+        sandbox = parts.store.sandbox(sandbox_id)
+        if sandbox is None or sandbox.state is not State.PAUSED or sandbox.snapshot_id != before.snapshot_id:
+            return
+        await parts.store.replace_snapshot(after)
+    await note(
+        parts, sandbox_id, "its layers were merged", memory_layers=str(len(after.memory_layers)), disk_layers=str(len(after.disk_layers))
+    )
