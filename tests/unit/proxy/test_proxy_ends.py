@@ -153,6 +153,18 @@ async def test_client_that_leaves_in_the_middle_of_its_body(rig):
     await rig.settle(lambda: upstream.peers[0].reader.at_eof() or upstream.peers[0].reader.exception())
 
 
+async def test_body_cut_short_during_a_resume_reaches_nobody_as_whole(rig):
+    await rig.start()
+    upstream = await rig.upstream(stream(b"", forever))
+    rig.table.resolve_delay_s = 0.2
+    client = await rig.client()
+    await client.send(request(upstream, "POST", extra="Content-Length: 100\r\nConnection: close\r\n") + b"x" * 10)
+    client.writer.write_eof()
+    await rig.settle(lambda: rig.table.resumed)
+    await rig.settle(lambda: rig.proxy.stats().active_connections == 0, 1)
+    assert rig.outcomes() == {"client_gone": 1}
+
+
 async def test_client_that_leaves_while_nobody_reads_from_it(rig):
     async def script(peer):
         await peer.head()

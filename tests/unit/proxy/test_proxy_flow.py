@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from proxy_rig import chunks, request
 
+from agentenv.proxy.connection import ClientConnection
+
 MIB = 1 << 20
 RSS_GROWTH_MAX_BYTES = 24 * MIB
 
@@ -175,18 +177,18 @@ async def test_big_download_in_flat_memory(rig, chunked):
 async def test_slow_client_is_not_cut_while_it_reads(rig):
     async def script(peer):
         await peer.head()
-        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 30000000\r\nConnection: close\r\n\r\n" + b"x" * 30_000_000)
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 12000000\r\nConnection: close\r\n\r\n" + b"x" * 12_000_000)
 
-    await rig.start(stream_idle_s=0.5, half_closed_idle_s=0.5, linger_s=0.2, keepalive_idle_s=0.5)
+    await rig.start(stream_idle_s=1.5, half_closed_idle_s=0.2, linger_s=0.2, linger_total_s=0.5, keepalive_idle_s=0.2)
     upstream = await rig.upstream(script)
     client = await rig.client(limit=1024)
     await client.send(request(upstream, extra="Connection: close\r\n"))
     await client.head()
     count = len(client.buffer)
-    while data := await asyncio.wait_for(client.reader.read(300_000), 5):
+    while data := await asyncio.wait_for(client.reader.read(100_000), 5):
         count += len(data)
         await asyncio.sleep(0.03)
-    assert count == 30_000_000
+    assert count == 12_000_000
 
 
 async def test_many_small_chunks_keep_their_framing(rig):
@@ -201,3 +203,48 @@ async def test_many_small_chunks_keep_their_framing(rig):
     upstream = await rig.upstream(script)
     client = await rig.client()
     assert (await client.ask(request(upstream))).body == body
+
+
+class Queue(asyncio.Transport):
+    """A transport that only knows how much it still has to send."""
+
+    def __init__(self, queued_bytes):
+        super().__init__()
+        self.queued_bytes = queued_bytes
+        self.aborted = False
+
+    def get_write_buffer_size(self):
+        return self.queued_bytes
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def is_closing(self):
+        return False
+
+    def can_write_eof(self):
+        return True
+
+    def write_eof(self):
+        pass
+
+    def write(self, data):
+        pass
+
+    def abort(self):
+        self.aborted = True
+
+
+@pytest.mark.parametrize(("step_bytes", "aborted"), [(1, False), (0, True)])
+async def test_a_client_that_takes_one_byte_an_hour_is_slow_not_idle(rig, step_bytes, aborted):
+    await rig.start(linger_s=2, linger_total_s=30, stream_idle_s=4000, client_connections=0)
+    transport = Queue(1000)
+    connection = ClientConnection(rig.proxy)
+    connection.connection_made(transport)  # one client too many: its refusal is queued and the connection is closing
+    now = rig.proxy.now
+    for _ in range(100):
+        now += 3600
+        transport.queued_bytes -= step_bytes
+        connection.check(now)
+    assert transport.aborted is aborted
+    connection.connection_lost(None)

@@ -1,6 +1,7 @@
 """What passes through: heads, bodies, framing, order."""
 
 import asyncio
+import socket
 
 import httpx
 import pytest
@@ -115,6 +116,24 @@ async def test_pipelined_local_answers_do_not_pile_up_or_recurse(rig):
         assert b'"path":"/init"' in await client.body(head)
 
 
+async def test_pipelining_client_that_reads_nothing_is_held_back(rig):
+    await rig.start()
+    client = await rig.client(limit=1024)
+    message = request(49983, path="/init") * 200
+    sending = asyncio.create_task(client.send(message * 2000))
+    last, stalled = -1, 0
+    while stalled < 10:
+        await asyncio.sleep(0.03)
+        now = rig.proxy.stats().total_requests
+        stalled, last = (stalled + 1, last) if now == last else (0, now)
+    assert last < 200 * 2000
+    assert not sending.done()
+    (connection,) = rig.proxy._connections
+    assert connection.transport.get_write_buffer_size() < 1_000_000
+    assert len(connection.pending) < 1_000_000
+    sending.cancel()
+
+
 async def test_expect_100_continue_passes_both_ways(rig):
     async def script(peer):
         head = await peer.head()
@@ -206,6 +225,27 @@ async def test_early_answer_survives_the_reset_that_follows_it(rig):
     head = await client.head()
     assert await client.body(head) == b"big"
     sending.cancel()
+
+
+async def test_early_answer_is_found_behind_a_failed_write(rig):
+    """Body bytes, the answer and the reset are all there before the proxy looks: its next write fails before it has read the answer."""
+    await rig.start()
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        listener.setblocking(False)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", rig.port))
+        await loop.sock_sendall(client, request(listener.getsockname()[1], "POST", extra="Content-Length: 500000\r\n") + b"x")
+        server, _ = await loop.sock_accept(listener)
+        await asyncio.sleep(0.05)
+        client.send(b"x" * 1000)
+        server.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
+        server.close()  # unread data makes this a reset
+        received = b""
+        while data := await asyncio.wait_for(loop.sock_recv(client, 65536), 5):
+            received += data
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert received.endswith(b"big")
 
 
 async def test_full_duplex_bodies(rig):
@@ -416,7 +456,7 @@ async def test_unasked_bytes_on_a_kept_connection_close_it(rig):
     client = await rig.client()
     assert (await client.ask(request(upstream))).body == b"one"
     await rig.settle(lambda: rig.proxy.stats().idle_upstreams == 1)
-    await rig.settle(lambda: rig.proxy.stats().idle_upstreams == 0)
+    await rig.settle(lambda: rig.proxy.stats().idle_upstreams == 0, 1)
     upstream.script = replies(answer(b"two"))
     assert (await client.ask(request(upstream))).body == b"two"
 
