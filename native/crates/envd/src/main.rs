@@ -114,13 +114,19 @@ async fn serve_guest(settings: BootSettings) -> io::Result<()> {
     let listener = TcpListener::bind((IpAddr::from([0, 0, 0, 0]), settings.port)).await?;
     reaper::start(app.clone())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    // Ctrl-Alt-Del, which is how some hosts ask a guest to end.
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // `halt` and `poweroff` of small userlands.
+    let mut halt = signal(SignalKind::user_defined1())?;
+    let mut power_off = signal(SignalKind::user_defined2())?;
     tokio::select! {
-        ended = server::serve(app, listener) => ended.map(|never| match never {}),
-        _ = terminate.recv() => boot::shut_down(settings.exit).await,
-        // Ctrl-Alt-Del, which is how a host asks a guest to end.
-        _ = interrupt.recv() => boot::shut_down(settings.exit).await,
+        ended = server::serve(app, listener) => return ended.map(|never| match never {}),
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        _ = halt.recv() => {}
+        _ = power_off.recv() => {}
     }
+    boot::shut_down(settings.exit).await
 }
 
 fn run_ordinary(options: Options) -> io::Result<()> {

@@ -20,7 +20,7 @@ use crate::files;
 use crate::filesystem;
 use crate::http::{self, query_pairs, Body, RestError};
 use crate::init;
-use crate::limits::{ACCEPT_RETRY, CONNECTIONS_MAX, HEADER_READ_TIMEOUT};
+use crate::limits::{ACCEPT_RETRY, CONNECTIONS_MAX, IDLE_TIMEOUT};
 use crate::metrics;
 use crate::process;
 
@@ -28,11 +28,6 @@ use crate::process;
 pub async fn serve(app: Arc<App>, listener: TcpListener) -> io::Result<Infallible> {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
-        let slot = slots
-            .clone()
-            .acquire_owned()
-            .await
-            .map_err(io::Error::other)?;
         let (socket, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => continue,
@@ -43,6 +38,11 @@ pub async fn serve(app: Arc<App>, listener: TcpListener) -> io::Result<Infallibl
                 continue;
             }
         };
+        let slot = slots.clone().try_acquire_owned().ok();
+        if slot.is_none() && !app.internal.allows(peer.ip()) {
+            // Closing says it at once; the clients retry.
+            continue;
+        }
         // Frames are small and each one counts.
         let _closed = socket.set_nodelay(true);
         let app = app.clone();
@@ -52,7 +52,7 @@ pub async fn serve(app: Arc<App>, listener: TcpListener) -> io::Result<Infallibl
             builder
                 .http1()
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_READ_TIMEOUT);
+                .header_read_timeout(IDLE_TIMEOUT);
             builder.http2().timer(TokioTimer::new());
             // A broken connection concerns its client only.
             let _broken = builder

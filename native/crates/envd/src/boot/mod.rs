@@ -102,10 +102,12 @@ fn protect_self() {
 
 /// Descriptors: what servers and build tools in containers are used to.
 fn raise_limits() {
-    const OPEN_FILES: u64 = 1_048_576;
+    // Not more as the usual limit: some programs close every descriptor up to it one by one.
+    const OPEN_FILES: u64 = 65_536;
+    const OPEN_FILES_MAX: u64 = 1_048_576;
     let limit = Rlimit {
         current: Some(OPEN_FILES),
-        maximum: Some(OPEN_FILES),
+        maximum: Some(OPEN_FILES_MAX),
     };
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, limit) {
         say(&format!("raise the limit on open files: {error}"));

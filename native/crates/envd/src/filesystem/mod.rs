@@ -5,4 +5,5 @@
 
 pub mod entry;
 pub mod paths;
+pub mod remove;
 pub mod service;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::EntryInfo;
 use super::paths;
+use super::remove::remove_tree;
 use crate::app::App;
 use crate::connect::{lenient, Code, ConnectError};
 use crate::http::{basic_user, Body};
@@ -208,12 +209,7 @@ fn remove(caller: &Caller, query: &PathRequest) -> Result<Empty, ConnectError> {
             "the root folder cannot be removed; kill the sandbox instead",
         ));
     }
-    let result = match fs::symlink_metadata(&path) {
-        Ok(info) if info.is_dir() => fs::remove_dir_all(&path),
-        Ok(_) => fs::remove_file(&path),
-        Err(error) => Err(error),
-    };
-    match result {
+    match remove_tree(&path) {
         Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
             Err(failed(&path, &error))
         }

@@ -9,11 +9,12 @@ use bytes::Bytes;
 use rustix::fs::OFlags;
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
-use tokio::sync::{oneshot, Mutex};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::messages::{DataEvent, ProcessEvent, PtySize};
 use super::registry::Process;
+use crate::app::lock;
 use crate::connect::{Code, ConnectError};
 use crate::limits::{
     DRAIN_EXTRA_BYTES, DRAIN_MAX, DRAIN_QUIET, OUTPUT_CHUNK_BYTES, PTY_CHUNK_BYTES,
@@ -129,94 +130,113 @@ async fn read_some(fd: &Channel, buffer: &mut [u8]) -> io::Result<usize> {
     .await
 }
 
-/// Where input goes.
-pub enum Stdin {
-    /// A pipe; None once closed.
-    Pipe(Mutex<Option<Channel>>),
+/// Kind of a process's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputKind {
+    /// A pipe.
+    Pipe,
     /// A terminal.
-    Pty(Arc<Channel>, Mutex<()>),
+    Pty,
     /// /dev/null.
     Disabled,
 }
 
+/// Where input goes. Writers take turns, so the bytes of two of them do not mix.
+pub struct Stdin {
+    kind: InputKind,
+    /// None once closed, and for [`InputKind::Disabled`].
+    channel: std::sync::Mutex<Option<Arc<Channel>>>,
+    turn: tokio::sync::Mutex<()>,
+}
+
 impl Stdin {
+    /// Input through our end of a pipe or terminal.
+    pub fn new(kind: InputKind, channel: Option<Arc<Channel>>) -> Self {
+        Self {
+            kind,
+            channel: std::sync::Mutex::new(channel),
+            turn: tokio::sync::Mutex::default(),
+        }
+    }
+
     /// Writes all of `bytes` to the stdin pipe. Waits as long as the process does not read; the wait
     /// ends with the process.
     pub async fn write_pipe(&self, process: &Process, bytes: &[u8]) -> Result<(), ConnectError> {
-        match self {
-            Stdin::Pipe(pipe) => {
-                let pipe = pipe.lock().await;
-                let Some(fd) = pipe.as_ref() else {
-                    return Err(ConnectError::new(
-                        Code::FailedPrecondition,
-                        format_args!("stdin of process {} is closed", process.pid),
-                    ));
-                };
-                write_all(fd, process, bytes).await
-            }
-            Stdin::Pty(..) => Err(ConnectError::new(
-                Code::Internal,
-                format_args!(
-                    "process {} has a terminal; send pty input instead of stdin",
-                    process.pid
-                ),
+        match self.kind {
+            InputKind::Pipe => self.write(process, bytes).await,
+            InputKind::Pty => Err(refusal(
+                process,
+                "has a terminal; send pty input instead of stdin",
             )),
-            Stdin::Disabled => Err(ConnectError::new(
-                Code::Internal,
-                format_args!(
-                    "process {} was started with stdin disabled; start it with stdin: true",
-                    process.pid
-                ),
+            InputKind::Disabled => Err(refusal(
+                process,
+                "was started with stdin disabled; start it with stdin: true",
             )),
         }
     }
 
-    /// Writes all of `bytes` to the terminal.
+    /// Writes all of `bytes` to the terminal, see [`Stdin::write_pipe`].
     pub async fn write_pty(&self, process: &Process, bytes: &[u8]) -> Result<(), ConnectError> {
-        let Stdin::Pty(fd, turn) = self else {
-            return Err(ConnectError::new(
-                Code::Internal,
-                format_args!(
-                    "process {} has no terminal; send stdin input instead of pty",
-                    process.pid
-                ),
-            ));
-        };
-        let _turn = turn.lock().await;
-        write_all(fd, process, bytes).await
+        match self.kind {
+            InputKind::Pty => self.write(process, bytes).await,
+            InputKind::Pipe | InputKind::Disabled => Err(refusal(
+                process,
+                "has no terminal; send stdin input instead of pty",
+            )),
+        }
     }
 
-    /// Closes the stdin pipe; closing it again is no error.
+    async fn write(&self, process: &Process, bytes: &[u8]) -> Result<(), ConnectError> {
+        let _turn = self.turn.lock().await;
+        let channel = lock(&self.channel).clone();
+        match channel {
+            Some(channel) => write_all(&channel, process, bytes).await,
+            None => Err(ConnectError::new(
+                Code::FailedPrecondition,
+                format_args!("stdin of process {} is closed", process.pid),
+            )),
+        }
+    }
+
+    /// Closes the stdin pipe after the writes that came before; closing it again is no error.
     pub async fn close(&self, process: &Process) -> Result<(), ConnectError> {
-        match self {
-            Stdin::Pipe(pipe) => {
-                pipe.lock().await.take();
+        match self.kind {
+            InputKind::Pipe => {
+                let _turn = self.turn.lock().await;
+                self.release();
                 Ok(())
             }
-            Stdin::Pty(..) => Err(ConnectError::new(
-                Code::Internal,
-                format_args!(
-                    "process {} has a terminal; send it Ctrl-D (0x04) instead",
-                    process.pid
-                ),
+            InputKind::Pty => Err(refusal(
+                process,
+                "has a terminal; send it Ctrl-D (0x04) instead",
             )),
-            Stdin::Disabled => Err(ConnectError::new(
-                Code::Internal,
-                format_args!("process {} was started with stdin disabled", process.pid),
-            )),
+            InputKind::Disabled => Err(refusal(process, "was started with stdin disabled")),
         }
+    }
+
+    /// Gives up our end, of whatever kind.
+    pub fn release(&self) {
+        lock(&self.channel).take();
     }
 
     /// Resizes the terminal. Both sides must be from 1 to 65535, else nothing changes.
     pub fn resize(&self, process: &Process, size: PtySize) -> Result<(), ConnectError> {
-        let Stdin::Pty(fd, _) = self else {
-            return Err(ConnectError::new(
+        let channel = lock(&self.channel);
+        match channel.as_ref().filter(|_| self.kind == InputKind::Pty) {
+            Some(channel) => set_size(channel.get_ref(), size),
+            None => Err(ConnectError::new(
                 Code::FailedPrecondition,
                 format_args!("process {} has no terminal", process.pid),
-            ));
-        };
-        set_size(fd.get_ref(), size)
+            )),
+        }
     }
+}
+
+fn refusal(process: &Process, why: &str) -> ConnectError {
+    ConnectError::new(
+        Code::Internal,
+        format_args!("process {} {why}", process.pid),
+    )
 }
 
 /// Sets the size of a terminal.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::process::{kill_process, Pid, Signal as OsSignal, WaitOptions, WaitStatus};
+use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{mpsc, watch};
 
 use super::cgroup::{kill_by_walk, Cgroup, CgroupRoot};
@@ -32,8 +33,8 @@ pub struct Process {
     pub tag: Option<String>,
     /// Its stdin or terminal.
     pub stdin: Stdin,
-    /// Its cgroup, where there is one.
-    pub cgroup: Option<Cgroup>,
+    /// Its cgroup, where there is one, while it runs.
+    cgroup: Mutex<Option<Cgroup>>,
     /// Set once by the reaper.
     pub exit: watch::Sender<Option<EndEvent>>,
     hub: Mutex<Hub>,
@@ -84,7 +85,7 @@ impl Process {
             config,
             tag,
             stdin,
-            cgroup,
+            cgroup: Mutex::new(cgroup),
             exit: watch::Sender::new(None),
             hub: Mutex::default(),
         }
@@ -116,23 +117,23 @@ impl Process {
     }
 
     /// Hands an event to every follower and waits until each has room for it: this wait is what makes
-    /// a fast writer run at the pace of its reader. Without followers the event is dropped.
+    /// a fast writer run at the pace of its reader. Without followers the event is dropped; a follower
+    /// that takes nothing for [`SUBSCRIBER_STALL`] is dropped when there are others.
     pub async fn publish(&self, event: ProcessEvent) {
         let targets = lock(&self.hub).subscribers.clone();
-        let alone = targets.len() < 2;
         for (id, sender) in targets {
-            if alone {
-                // A closed queue belongs to a client that left: its subscription removes itself.
-                let _left = sender.send(event.clone()).await;
-            } else if sender
-                .send_timeout(event.clone(), SUBSCRIBER_STALL)
-                .await
-                .is_err()
+            let mut event = event.clone();
+            while let Err(SendTimeoutError::Timeout(unsent)) =
+                sender.send_timeout(event, SUBSCRIBER_STALL).await
             {
-                lock(&self.hub)
-                    .subscribers
-                    .retain(|(other, _)| *other != id);
+                let mut hub = lock(&self.hub);
+                if hub.subscribers.len() > 1 {
+                    hub.subscribers.retain(|(other, _)| *other != id);
+                    break;
+                }
+                event = unsent;
             }
+            // A closed queue belongs to a client that left: its subscription removes itself.
         }
     }
 
@@ -144,8 +145,7 @@ impl Process {
     }
 
     fn kill_tree(&self) {
-        if self
-            .cgroup
+        if lock(&self.cgroup)
             .as_ref()
             .is_some_and(|group| group.kill().is_ok())
         {
@@ -311,8 +311,8 @@ impl Registry {
                 continue;
             };
             process.exit.send_replace(Some(end_event(status)));
-            if let (Some(root), Some(group)) = (&self.cgroups, &process.cgroup) {
-                root.release(group);
+            if let (Some(root), Some(group)) = (&self.cgroups, lock(&process.cgroup).take()) {
+                root.release(&group);
             }
             tables.ended.push_back((Instant::now(), process));
             tables.forget_old();

@@ -37,12 +37,8 @@ pub async fn handle(app: Arc<App>, method: &str, request: Request<Incoming>) -> 
         }
         "Start" => start(app, request).await,
         "Connect" => connect(app, request).await,
-        "Update" => {
-            rpc::unary(request, |query: UpdateRequest| async {
-                update(&app, query)
-            })
-            .await
-        }
+        "Update" => rpc::unary(request, |query: UpdateRequest| update(app, query)).await,
+
         "SendInput" => rpc::unary(request, |query: SendInputRequest| send_input(app, query)).await,
         "StreamInput" => stream_input(app, request).await,
         "SendSignal" => {
@@ -120,6 +116,8 @@ async fn supervise(
         // The sender lives in `process`, which is held here.
         Err(_) => None,
     };
+    // Descriptors go now; only the status is kept for late followers.
+    process.stdin.release();
     for output in drained {
         // A pump that is gone has read all there was.
         let _gone = output.await;
@@ -162,7 +160,7 @@ async fn single_message<T: serde::de::DeserializeOwned>(
         .ok_or_else(|| ConnectError::new(Code::InvalidArgument, "the request holds no message"))
 }
 
-fn update(app: &App, query: UpdateRequest) -> Result<Empty, ConnectError> {
+async fn update(app: Arc<App>, query: UpdateRequest) -> Result<Empty, ConnectError> {
     let process = app
         .processes
         .find_live(&query.process.unwrap_or_default())?;

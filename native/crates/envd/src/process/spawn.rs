@@ -15,7 +15,7 @@ use rustix::pty::OpenptFlags;
 use tokio::io::Interest;
 
 use super::cgroup::Cgroup;
-use super::io::{channel, set_size, Channel, Source, Stdin};
+use super::io::{channel, set_size, Channel, InputKind, Source, Stdin};
 use super::messages::{ProcessConfig, Pty, PtySize, StartRequest};
 use super::registry::{Process, Registry};
 use crate::app::Settings;
@@ -253,15 +253,15 @@ fn open_pipes(with_stdin: bool) -> io::Result<Streams> {
     let (stdin, child_stdin) = if with_stdin {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         (
-            Stdin::Pipe(tokio::sync::Mutex::new(Some(channel(
-                write,
-                Interest::WRITABLE,
-            )?))),
+            Stdin::new(
+                InputKind::Pipe,
+                Some(Arc::new(channel(write, Interest::WRITABLE)?)),
+            ),
             read,
         )
     } else {
         (
-            Stdin::Disabled,
+            Stdin::new(InputKind::Disabled, None),
             rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?,
         )
     };
@@ -316,7 +316,7 @@ fn finish_terminal(control: OwnedFd, line: OwnedFd, user: &User) -> io::Result<S
     let _not_root = std::os::unix::fs::fchown(&line, Some(user.uid), None);
     let child = [line.try_clone()?, line.try_clone()?, line];
     let control = Arc::new(channel(control, Interest::READABLE | Interest::WRITABLE)?);
-    let stdin = Stdin::Pty(control.clone(), tokio::sync::Mutex::new(()));
+    let stdin = Stdin::new(InputKind::Pty, Some(control.clone()));
     Ok(Streams {
         child,
         stdin,
