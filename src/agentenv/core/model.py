@@ -67,6 +67,8 @@ class Template:
 class RunningVm:
     """The resources of one life of a VM, recorded before they are acquired so that a restart can find or undo them.
 
+    `memory_layers` and `disk_layers` are what the next snapshot builds on. They name the same bytes as the open stacks, but
+    not always the same files: chains are merged while a VM runs. `held_layers` are the files its stacks still read then.
     `pid` is 0 until the VMM has been started; `(pid, pid_start_ticks)` names the process for good.
     """
 
@@ -79,6 +81,7 @@ class RunningVm:
     upper_layer: str
     pid: int = 0
     pid_start_ticks: int = 0
+    held_layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Compact: keep the chains of a paused sandbox short, however often it is paused.
+"""Compact: keep the chains of a sandbox short, however often it is paused.
 
 Reading a long chain costs nothing, but the format ends at 255 layers and every open reads every index. What the sandbox
 shares with a template stays as it is; the layers above are merged into one. The merge runs beside everything else; only
-the swap of the names takes the sandbox's lock, and only while it is still paused on the same snapshot.
+the swap of the names takes the sandbox's lock. If it has been resumed meanwhile, its next snapshot builds on the merged
+layers, while its open stacks go on reading the old ones.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Snapshot
+from agentenv.core.model import RunningVm, Snapshot
 from agentenv.orchestrator.parts import Parts, note
 
 _NEVER_LONGER = 200  # beyond this a resume waits for the merge: the format's own end (255) must not come near
@@ -72,9 +73,29 @@ def _shared_with_templates(parts: Parts, layers: tuple[str, ...]) -> int:
 async def _swap(parts: Parts, sandbox_id: str, before: Snapshot, after: Snapshot) -> None:
     async with parts.shared.locked(sandbox_id):
         sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state is not State.PAUSED or sandbox.snapshot_id != before.snapshot_id:
+        if sandbox is None:
             return
-        await parts.store.replace_snapshot(after)
+        if sandbox.state is State.PAUSED and sandbox.snapshot_id == before.snapshot_id:
+            await parts.store.replace_snapshot(after)
+        elif sandbox.state is State.RUNNING and sandbox.vm is not None and _builds_on(sandbox.vm, before):
+            await parts.store.change(sandbox_id, vm=_moved(sandbox.vm, before, after))
+        else:
+            return
     await note(
         parts, sandbox_id, "its layers were merged", memory_layers=str(len(after.memory_layers)), disk_layers=str(len(after.disk_layers))
+    )
+
+
+def _builds_on(record: RunningVm, snapshot: Snapshot) -> bool:
+    memory, disk = snapshot.memory_layers, snapshot.disk_layers
+    return record.memory_layers[: len(memory)] == memory and record.disk_layers[: len(disk)] == disk
+
+
+def _moved(record: RunningVm, before: Snapshot, after: Snapshot) -> RunningVm:
+    """The record on the merged layers; what its stacks have open stays held."""
+    return replace(
+        record,
+        memory_layers=after.memory_layers + record.memory_layers[len(before.memory_layers) :],
+        disk_layers=after.disk_layers + record.disk_layers[len(before.disk_layers) :],
+        held_layers=tuple(dict.fromkeys((*record.held_layers, *before.memory_layers, *before.disk_layers))),
     )

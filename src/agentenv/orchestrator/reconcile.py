@@ -70,9 +70,11 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
 
 
 def _true_record(parts: Parts, record: RunningVm, disk: Stack) -> RunningVm:
-    """The record with the layers blockd really serves: the upper may have been sealed just before the crash."""
+    """The record with the upper blockd really writes: the recorded one may have been sealed just before the crash."""
     upper = record.upper_layer if disk.upper is None else parts.layers.id_of(disk.upper)
-    return replace(record, disk_layers=tuple(parts.layers.id_of(path) for path in disk.lowers), upper_layer=upper)
+    if upper == record.upper_layer:
+        return record
+    return replace(record, disk_layers=(*record.disk_layers, record.upper_layer), upper_layer=upper)
 
 
 async def _finish(parts: Parts, sandbox: Sandbox) -> None:

@@ -64,7 +64,7 @@ def _referenced(parts: Parts) -> set[str]:
         marks.update(snapshot.memory_layers, snapshot.disk_layers)
     for sandbox in parts.store.sandboxes():
         if sandbox.vm is not None:
-            marks.update(sandbox.vm.memory_layers, sandbox.vm.disk_layers, {sandbox.vm.upper_layer})
+            marks.update(sandbox.vm.memory_layers, sandbox.vm.disk_layers, sandbox.vm.held_layers, {sandbox.vm.upper_layer})
     return marks
 
 
