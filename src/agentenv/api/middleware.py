@@ -75,7 +75,7 @@ class RequestLog:
 
 
 def _write_line(scope: Scope, state: dict[str, Any], request_id: str, status: int, duration_ms: float) -> None:
-        path = scope["path"].encode("unicode_escape").decode()[:_PATH_LIMIT]  # no line breaks or control characters in the log
+    path = scope["path"].encode("unicode_escape").decode()[:_PATH_LIMIT]  # no line breaks or control characters in the log
     fields = {
         "request_id": request_id,
         "method": scope["method"],
