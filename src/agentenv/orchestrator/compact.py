@@ -18,17 +18,13 @@ from agentenv.orchestrator.parts import Parts, note
 _NEVER_LONGER = 200  # beyond this a resume waits for the merge: the format's own end (255) must not come near
 
 
-async def compact(parts: Parts, sandbox_id: str) -> None:
-    """Shorten the chains of a paused sandbox's snapshot if they are long. A failure changes nothing and is noted.
+async def compact(parts: Parts, sandbox_id: str, before: Snapshot) -> None:
+    """Shorten the chains of `before`, a sandbox's latest snapshot, if they are long. A failure changes nothing and is noted.
 
     The cost is the size of what the sandbox has changed in its life, once every `limits.layers_in_chain` pauses.
     """
-    sandbox = parts.store.sandbox(sandbox_id)
-    if sandbox is None or sandbox.state is not State.PAUSED or sandbox.snapshot_id is None:
-        return
-    before = parts.store.snapshot(sandbox.snapshot_id)
     memory, disk = parts.layers.new_id(), parts.layers.new_id()
-    with parts.layers.announced(memory, disk), parts.shared.using(before.snapshot_id):
+    with parts.layers.announced(memory, disk):
         try:
             after = replace(
                 before,
@@ -48,7 +44,7 @@ async def compact_if_endless(parts: Parts, sandbox_id: str) -> None:
     if sandbox is not None and sandbox.state is State.PAUSED and sandbox.snapshot_id is not None:
         snapshot = parts.store.snapshot(sandbox.snapshot_id)
         if max(len(snapshot.memory_layers), len(snapshot.disk_layers)) > _NEVER_LONGER:
-            await compact(parts, sandbox_id)
+            await compact(parts, sandbox_id, snapshot)
 
 
 async def _merge(parts: Parts, layers: tuple[str, ...], merged: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentenv.core.errors import AgentEnvError, Conflict
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import State
-from agentenv.core.model import RunningVm, Sandbox
+from agentenv.core.model import RunningVm, Sandbox, Snapshot
 from agentenv.host.files import require_free
 from agentenv.orchestrator.compact import compact
 from agentenv.orchestrator.delete import end, missing
@@ -50,7 +50,8 @@ async def _pause(parts: Parts, sandbox: Sandbox, record: RunningVm) -> None:
             await run_on(parts, sandbox_id, record, cause)
             raise
     took_ms = parts.clock.monotonic_ms() - began_ms
-    parts.shared.background(_free(parts, sandbox_id, record, parts.shared.let_go(sandbox_id)), f"free {sandbox_id}")
+    vm = parts.shared.let_go(sandbox_id)
+    parts.shared.background(_free(parts, sandbox_id, record, vm, captured.snapshot), f"free {sandbox_id}")
     await note(parts, sandbox_id, "paused", took_ms=f"{took_ms:.0f}", memory_bytes=str(captured.memory_bytes))
 
 
@@ -93,7 +94,7 @@ async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = 
         await note(parts, sandbox_id, "could not be captured, runs on", "error", cause=cause)
 
 
-async def _free(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:
+async def _free(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None, snapshot: Snapshot) -> None:
     await stop(parts, sandbox_id, record, vm)
-    await compact(parts, sandbox_id)
+    await compact(parts, sandbox_id, snapshot)
     sweep_soon(parts)

@@ -133,7 +133,7 @@ class FakeVm:
         """Let the guest run."""
         await self._points.hit("vm.resume")
         self._require_alive()
-        self.fake.running = True
+        self.fake.running, self.fake.stalled = True, False
 
     async def stalled(self) -> bool:
         """Whether a disk write failed; tests set `fake.stalled`."""
