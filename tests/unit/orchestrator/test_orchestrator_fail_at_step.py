@@ -47,6 +47,7 @@ VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[St
     "kill of a running one": (kill, State.RUNNING, {State.RUNNING, State.KILLED}),
     "kill of a paused one": (kill, State.PAUSED, {State.PAUSED, State.KILLED}),
 }
+_AT_ONCE = ("pause", "resume")
 ERRORS = {"a full disk": StorageFull, "a bug": ZeroDivisionError}
 
 
@@ -73,6 +74,10 @@ async def _fail_at(folder: Path, name: str, step: int, error: type[Exception]) -
         await verb(node, sandbox_id)
     except (AgentEnvError, ZeroDivisionError):
         failed = True
+        if name in _AT_ONCE and issubclass(error, AgentEnvError):  # its own undo, not the later repair, has brought it back
+            assert node.row(sandbox_id).state in (before, State.KILLED), (
+                f"{name}: left {node.row(sandbox_id).state} by {node.points.failed}"
+            )
     node.clock.advance_ms(_BACKGROUND_MS)  # the failure may be met by what goes on after the answer
     await node.turn()
     if not node.points.failed:
