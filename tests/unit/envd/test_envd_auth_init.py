@@ -2,14 +2,18 @@
 
 import base64
 import hashlib
+import http.client
 import json
 import re
+import resource
+import socket
+import subprocess
 import time
-from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from envd_rig import Envd
+from envd_rig import Envd, have
 
 UNAUTHORIZED = {"code": 401, "message": "unauthorized access, please provide a valid access token or method signing if supported"}
 
@@ -99,11 +103,8 @@ def test_init_sets_and_is_idempotent(fresh):
         "machineId": "0123456789abcdef" * 2,
         "entropySeed": base64.b64encode(bytes(range(64))).decode(),
         "dnsServers": ["1.2.3.4", "8.8.8.8"],
-        "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
         "lifecycleID": "ignored",
     }
-    # The clock of the machine running the tests stays as it is.
-    del settings["timestamp"]
     fresh.path("/etc/resolv.conf").unlink()
     fresh.path("/etc/resolv.conf").symlink_to("/run/systemd/resolve/stub-resolv.conf")
     for _ in range(2):
@@ -167,3 +168,49 @@ def test_metrics(envd):
     assert 0 <= metrics["cpu_used_pct"] <= 100
     assert metrics["mem_total"] >> 20 == metrics["mem_total_mib"]
     assert 0 < metrics["disk_used"] < metrics["disk_total"]
+
+
+def test_a_guest_that_holds_all_connections_does_not_shut_the_host_out(binary):
+    """Only peers that may not call `/init` are counted."""
+    running = Envd(binary, "--allow-init-from", "127.0.0.9")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16384, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.prlimit(running.child.pid, resource.RLIMIT_NOFILE, (16384, 16384))
+    held = []
+    try:
+        for _ in range(4096):
+            held.append(socket.create_connection(("127.0.0.1", running.port), timeout=10))
+        with pytest.raises(OSError):
+            running.request("GET", "/health", timeout_s=5)
+        host = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10, source_address=("127.0.0.9", 0))
+        host.request("POST", "/init", "{}")
+        assert host.getresponse().status == 204
+        held.pop().close()
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                assert running.request("GET", "/health")[0] == 204
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+    finally:
+        for connection in held:
+            connection.close()
+        running.stop()
+
+
+def test_http2_with_prior_knowledge(envd):
+    if not have("curl"):
+        pytest.skip("needs curl")
+    command = ["curl", "-s", "--http2-prior-knowledge", "-o", "/dev/null", "-w", "%{http_version} %{http_code}", f"{envd.url}/health"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout == "2 204"
+
+
+def test_ended_processes_keep_no_descriptors(envd):
+    folder = Path(f"/proc/{envd.child.pid}/fd")
+    envd.run("true")
+    before = len(list(folder.iterdir()))
+    for _ in range(20):
+        envd.run("true")
+        envd.start("/bin/true", pty={}).result()
+        envd.open("process.Process/Start", {"process": {"cmd": "/bin/true"}}).result()
+    assert len(list(folder.iterdir())) <= before + 4

@@ -17,6 +17,8 @@ pub const CONTROL_BODY_MAX_BYTES: usize = 4 * 1024 * 1024;
 pub const OUTPUT_CHUNK_BYTES: usize = 32 * 1024;
 /// One read of a terminal (contract section 3.4).
 pub const PTY_CHUNK_BYTES: usize = 16 * 1024;
+/// The end of a streaming request's body, after its message: an honest client sends both at once.
+pub const REQUEST_END_MAX: Duration = Duration::from_secs(30);
 /// Events waiting for one subscriber before its process is made to wait: 8 x 32 KiB at most.
 pub const SUBSCRIBER_QUEUE_EVENTS: usize = 8;
 /// Clients that may follow one process.

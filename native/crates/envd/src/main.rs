@@ -86,7 +86,10 @@ fn runtime() -> io::Result<tokio::runtime::Runtime> {
 fn run_as_init() -> ! {
     let settings = match boot::boot() {
         Ok(settings) => settings,
-        Err(error) => boot::fail(&error, ExitAction::PowerOff),
+        Err(error) => {
+            let text = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+            boot::fail(&error, ExitAction::of(&text))
+        }
     };
     let exit = settings.exit;
     let outcome = runtime().and_then(|runtime| runtime.block_on(serve_guest(settings)));

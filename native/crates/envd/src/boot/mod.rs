@@ -32,11 +32,15 @@ pub struct BootError {
 }
 
 impl BootError {
-    /// Builds an error.
+    /// Builds an error. The number Rust adds to a system error says nothing its text does not.
     pub fn new(step: impl Into<String>, cause: impl ToString) -> Self {
+        let mut cause = cause.to_string();
+        if let Some(end) = cause.find(" (os error") {
+            cause.truncate(end);
+        }
         Self {
             step: step.into(),
-            cause: cause.to_string(),
+            cause,
         }
     }
 }

@@ -51,6 +51,19 @@ pub struct BootSettings {
     pub exit: ExitAction,
 }
 
+impl ExitAction {
+    /// The action a command line asks for, whatever else is wrong with it: for the end of a failed boot.
+    pub fn of(text: &str) -> Self {
+        match text
+            .split_whitespace()
+            .any(|word| word == "aenv.exit=reboot")
+        {
+            true => ExitAction::Reboot,
+            false => ExitAction::PowerOff,
+        }
+    }
+}
+
 impl BootSettings {
     /// Reads a command line.
     pub fn parse(text: &str) -> Result<Self, BootError> {
@@ -146,6 +159,11 @@ mod tests {
             .unwrap_err()
             .to_string()
             .contains("aenv.root"));
+        assert_eq!(
+            ExitAction::of("x aenv.ip=bad aenv.exit=reboot\n"),
+            ExitAction::Reboot
+        );
+        assert_eq!(ExitAction::of(""), ExitAction::PowerOff);
         for bad in [
             "aenv.ip=1.2.3.4",
             "aenv.ip=1.2.3.4/33",

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::Serialize;
 
 use super::{Code, Codec, ConnectError};
-use crate::limits::MESSAGE_MAX_BYTES;
+use crate::limits::{MESSAGE_MAX_BYTES, REQUEST_END_MAX};
 
 const HEADER_BYTES: usize = 5;
 const FLAG_COMPRESSED: u8 = 0x01;
@@ -65,6 +65,25 @@ where
             codec,
             done: false,
         }
+    }
+
+    /// Read and forget what the client still sends, within limits of time and size.
+    ///
+    /// A body that is dropped unread makes the server close the connection with data in its receive buffer, and the
+    /// reset that follows destroys answers still on their way to the client.
+    pub async fn discard_rest(mut self) {
+        let rest = async {
+            let mut seen = 0;
+            while !self.done && seen < MESSAGE_MAX_BYTES {
+                self.buffer.clear();
+                match self.fill().await {
+                    Ok(true) => seen += self.buffer.len(),
+                    Ok(false) | Err(_) => break,
+                }
+            }
+        };
+        // Past the deadline the connection ends with the answer: the client broke the protocol.
+        let _ = tokio::time::timeout(REQUEST_END_MAX, rest).await;
     }
 
     /// The next message, or None after the last one.

@@ -154,10 +154,13 @@ async fn single_message<T: serde::de::DeserializeOwned>(
     body: Incoming,
 ) -> Result<T, ConnectError> {
     let mut reader = FrameReader::new(body, codec);
-    reader
+    let message = reader
         .next()
         .await?
-        .ok_or_else(|| ConnectError::new(Code::InvalidArgument, "the request holds no message"))
+        .ok_or_else(|| ConnectError::new(Code::InvalidArgument, "the request holds no message"))?;
+    // The command starts now; the end of the request's body may come a little later.
+    tokio::spawn(reader.discard_rest());
+    Ok(message)
 }
 
 async fn update(app: Arc<App>, query: UpdateRequest) -> Result<Empty, ConnectError> {
