@@ -2,7 +2,10 @@
 
 import base64
 import concurrent.futures
+import http.client
 import os
+import re
+import socket
 import time
 from pathlib import Path
 
@@ -304,3 +307,38 @@ def test_the_agents_own_command_line_shows_nothing_of_users(envd):
     assert b"secret-word" not in Path(f"/proc/{envd.child.pid}/cmdline").read_bytes()
     envd.call("process.Process/SendSignal", {"process": {"pid": pid}, "signal": 9})
     stream.result()
+
+
+@pytest.mark.parametrize("method", ["Start", "Connect"])
+@pytest.mark.parametrize("late_s", [0, 0.001, 0.05, 0.3])
+def test_output_is_whole_however_late_the_end_of_the_request_is(envd, method, late_s):
+    """The message comes first, the last chunk of the body later: the answer must not be cut by a reset (case A01)."""
+    size = 3_000_000
+    produce = f"read x; head -c {size} /dev/zero | tr '\\0' x"
+    started = envd.start("/bin/bash", "-c", produce, stdin=True) if method == "Connect" else None
+    message = (
+        {"process": {"pid": started.pid}}
+        if started
+        else {"process": {"cmd": "/bin/bash", "args": ["-c", produce.removeprefix("read x; ")]}}
+    )
+    body = frame(message)
+    head = (
+        f"POST /process.Process/{method} HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+json\r\n"
+        "Connect-Protocol-Version: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", envd.port), timeout=60) as client:
+        client.sendall(head.encode() + b"%x\r\n%s\r\n" % (len(body), body))
+        time.sleep(late_s)
+        client.sendall(b"0\r\n\r\n")
+        if started:
+            envd.call("process.Process/SendInput", {"process": {"pid": started.pid}, "input": {"stdin": base64.b64encode(b"\n").decode()}})
+        reply = http.client.HTTPResponse(client)
+        reply.begin()
+        received = bytearray()
+        while part := reply.read(1 << 14):
+            received += part
+            time.sleep(0.0005)  # a reader that leaves much in flight
+    text = b"".join(base64.b64decode(chunk) for chunk in re.findall(rb'"stdout":"([^"]*)"', received))
+    assert len(text) == size
+    if started:
+        started.close()
