@@ -316,6 +316,8 @@ def test_output_is_whole_however_late_the_end_of_the_request_is(envd, method, la
     size = 3_000_000
     produce = f"read x; head -c {size} /dev/zero | tr '\\0' x"
     started = envd.start("/bin/bash", "-c", produce, stdin=True) if method == "Connect" else None
+    if started:
+        started.close()  # a reader that reads nothing would hold the program back
     message = (
         {"process": {"pid": started.pid}}
         if started
@@ -340,5 +342,3 @@ def test_output_is_whole_however_late_the_end_of_the_request_is(envd, method, la
             time.sleep(0.0005)  # a reader that leaves much in flight
     text = b"".join(base64.b64decode(chunk) for chunk in re.findall(rb'"stdout":"([^"]*)"', received))
     assert len(text) == size
-    if started:
-        started.close()
