@@ -205,7 +205,7 @@ impl Filesystem for StackFs {
             return reply.error(Errno::ESTALE);
         };
         let flags = match entry.cache {
-            CacheMode::Page => FopenFlags::FOPEN_KEEP_CACHE,
+            CacheMode::Page => FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
             CacheMode::Direct => {
                 FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
             }

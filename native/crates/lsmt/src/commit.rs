@@ -16,9 +16,6 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Granularity at which zeros of an imported image are left out.
 const IMPORT_BLOCK_BYTES: usize = 4096;
 
-/// The same figures for an import and for a commit.
-pub type ImportSummary = LayerInfo;
-
 /// Flattens sealed layers, bottom first, into one raw sealed layer.
 ///
 /// Overwritten data disappears; zeroed ranges are kept, so the result may stand
@@ -79,7 +76,7 @@ pub fn import_raw(
     output: &Path,
     virtual_size_bytes: Option<u64>,
     sync: bool,
-) -> Result<ImportSummary, StackError> {
+) -> Result<LayerInfo, StackError> {
     let failed = |error| StackError::Read {
         path: source.to_owned(),
         source: error,

@@ -30,7 +30,7 @@ mod upper_log;
 pub mod writer;
 
 pub use blob::{Blob, BlobError, FileBlob};
-pub use commit::{commit, import_raw, ImportSummary};
+pub use commit::{commit, import_raw};
 pub use layer::{LayerError, RoLayer};
 pub use merge::MergedIndex;
 pub use stack::{SealedUpper, Stack, StackError, StackSpec, UpperPaths};

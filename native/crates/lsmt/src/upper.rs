@@ -367,8 +367,9 @@ impl AppendUpper {
         while offset < end {
             self.make_room_for_records()?;
             let sectors = (end - offset).min(MAX_ENTRY_SECTORS);
-            let moffset = self.state.read().data_end;
-            self.record(Segment::zeroed(offset, sectors, moffset));
+            // A zeroed record names no data. The one place that can never be
+            // past the end of the data file is the first sector.
+            self.record(Segment::zeroed(offset, sectors, FIRST_DATA_SECTOR));
             offset += sectors;
         }
         Ok(())

@@ -153,6 +153,40 @@ fn damage_in_the_middle_of_the_log_is_an_error() {
     }
 }
 
+/// Found by the model test: after a crash left half a sector of data, flushed
+/// discards must not count as pointing past the end of the data file.
+#[test]
+fn discards_after_a_torn_data_tail_survive_the_next_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let upper = paths(folder.path(), "u");
+    let stack = open(&upper).unwrap();
+    stack.write_at(&[1; 4096], 0).unwrap();
+    stack.flush().unwrap();
+    drop(stack);
+    truncate(&upper.data, size(&upper.data) + 700);
+    let stack = open(&upper).unwrap();
+    stack.discard(0, 2048).unwrap();
+    stack.flush().unwrap();
+    drop(stack);
+    let stack = open(&upper).unwrap();
+    assert_eq!(stack.dropped_bytes(), 0);
+    assert_eq!(read(&stack, 0, 4096), [[0; 2048], [1; 2048]].concat());
+}
+
+/// A failed write may leave bytes past the good data; the trailer of a seal must
+/// still be the last block of the file.
+#[test]
+fn a_seal_cuts_garbage_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let upper = paths(folder.path(), "u");
+    let stack = open(&upper).unwrap();
+    stack.write_at(&[1; 4096], 0).unwrap();
+    truncate(&upper.data, size(&upper.data) + (1 << 20));
+    stack.seal(&paths(folder.path(), "v"), true).unwrap();
+    let (_, entries) = lsmt::RoLayer::open(&upper.data).unwrap();
+    assert_eq!(entries.len(), 1);
+}
+
 #[test]
 fn padding_in_the_middle_of_the_log_is_skipped() {
     let folder = tempfile::tempdir().unwrap();

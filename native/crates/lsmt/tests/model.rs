@@ -277,7 +277,7 @@ fn run(lowers: &[Vec<Operation>], operations: &[Operation]) {
 
 fn cases() -> ProptestConfig {
     ProptestConfig {
-        cases: 64,
+        cases: 128,
         failure_persistence: None,
         ..ProptestConfig::default()
     }
