@@ -57,9 +57,10 @@ async def test_a_second_kill_finishes_what_the_first_could_not(node: FakeNode) -
 async def test_the_sweep_does_not_close_memory_that_a_resume_is_opening(node: FakeNode) -> None:
     sandbox_id = await node.create()
     await node.orchestrator.pause(sandbox_id)
-    await node.orchestrator.resume(sandbox_id, 600)
-    await node.orchestrator.pause(sandbox_id)
-    await node.turn()  # its VM is freed; its memory is open still, and nobody names it
+    node.points.fail("vmm.restore", error=StorageFull("full"))
+    with pytest.raises(StorageFull):
+        await node.orchestrator.resume(sandbox_id, 600)
+    await node.turn()  # its memory is open still, and nobody names it
     with node.points.hold("blocks.close") as reached:
         sweeping = asyncio.create_task(sweep(node.parts))
         await reached.wait()

@@ -142,17 +142,22 @@ async def test_a_timeout_of_zero_that_cannot_be_acted_on_says_so_and_is_tried_ag
 
 
 async def test_failures_of_the_database_do_not_end_the_timeouts(node: FakeNode) -> None:
-    first, second = await node.create(60), await node.create(120)
+    old, first, second = await node.create(), await node.create(3660), await node.create(3720)
+    await node.orchestrator.kill(old)
+    await node.quiesce()
     for _ in range(30):
         node.points.fail("store.commit", error=StorageFull("full"))
-    for _ in range(4):
-        node.clock.advance_ms(30_000)
-        await node.turn()
-    assert node.row(first).state is State.RUNNING, "the test did not make the first expiry fail"
+    node.clock.advance_ms(3_600_001)  # the row of `old` is to be forgotten
+    await node.turn()
+    node.clock.advance_ms(120_000)
+    await node.turn()
+    assert node.row(old).state is State.KILLED
+    assert [node.row(i).state for i in (first, second)] == [State.RUNNING, State.RUNNING], "the test did not make them fail"
     node.points.clear()
     node.clock.advance_ms(20_000)
     await node.quiesce()
     assert [node.row(i).state for i in (first, second)] == [State.KILLED, State.KILLED]
+    assert node.parts.store.sandbox(old) is None
 
 
 async def test_rows_of_killed_sandboxes_are_forgotten_after_their_time(node: FakeNode) -> None:

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.core import ids
+from agentenv.core.errors import Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
+from agentenv.core.lifecycle import State
+from agentenv.core.model import LogEntry, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity
+from agentenv.store import sqlite as sqlite_module
+from agentenv.store.sqlite import Store
+from agentenv.testing.fake_orchestrator import ManualClock
+
+MACHINE = Machine(2, 256, 1024)
+IDENTITY = VmIdentity("qemu", "tcg", "max", "10.0", "a" * 64, "b" * 64, 2_000_000)
+VM = RunningVm("run12345", 3, "mem-1", "disk-1", ("m1",), ("d1", "d2"), "u1", 4242, 99)
+
+
+def sandbox(**changes: object) -> Sandbox:
+    plain = Sandbox(ids.new_sandbox_id(), "t1", "base", State.CREATING, MACHINE, "0.6", 1, 2, 3)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store(tmp_path / "home" / "node.db", ManualClock())
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def _reopened(store: Store) -> Store:
+    other = Store(store._path, ManualClock())
+    await other.open()
+    return other
+
+
+async def _assert_agrees(store: Store) -> None:
+    """Mirror and file say the same."""
+    other = await _reopened(store)
+    for name in ("sandboxes", "snapshots", "templates"):
+        assert {repr(item) for item in getattr(store, name)()} == {repr(item) for item in getattr(other, name)()}
+    await other.close()
+
+
+async def test_everything_is_the_same_after_a_restart(store: Store) -> None:
+    full = sandbox(
+        vm=VM,
+        metadata={"ü": "日本\n", "": "empty"},
+        env_vars={"A": "b=c"},
+        access_token="t",
+        traffic_token=None,
+        snapshot_id="s1",
+        reason='"',
+    )
+    await store.add_sandbox(full)
+    await store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, ("m",), ("d", "e"), 5))
+    await store.put_template(Template("t1", "b1", "base", "s1", MACHINE, "0.6", 1, 2, 7))
+    await store.add_event(full.sandbox_id, LogEntry(7, "warn", "x", "hello", {"a": "b"}))
+    other = await _reopened(store)
+    assert other.sandbox(full.sandbox_id) == replace(full, updated_at_ms=ManualClock().now_ms())
+    assert other.snapshot("s1") == store.snapshot("s1")
+    assert other.template("base") == other.template("t1") == store.template("t1")
+    assert await other.events(full.sandbox_id, 0, 10) == [LogEntry(7, "warn", "x", "hello", {"a": "b"})]
+    await other.close()
+
+
+async def test_a_state_changes_by_compare_and_swap_and_by_the_table_only(store: Store) -> None:
+    one = sandbox()
+    await store.add_sandbox(one)
+    with pytest.raises(Conflict):
+        await store.add_sandbox(one)
+    running = await store.transition(one.sandbox_id, State.CREATING, State.RUNNING, vm=VM)
+    assert (running.state, running.vm) == (State.RUNNING, VM)
+    with pytest.raises(Conflict, match="running, not creating"):
+        await store.transition(one.sandbox_id, State.CREATING, State.RUNNING)
+    with pytest.raises(Internal):
+        await store.transition(one.sandbox_id, State.RUNNING, State.PAUSED)
+    with pytest.raises(Internal):
+        await store.change(one.sandbox_id, state=State.PAUSED)
+    for work in (store.transition("inothere", State.CREATING, State.RUNNING), store.change("inothere", reason="x")):
+        with pytest.raises(NotFound):
+            await work
+    await _assert_agrees(store)
+
+
+async def test_of_many_who_swap_at_once_one_wins(store: Store) -> None:
+    one = sandbox()
+    await store.add_sandbox(one)
+    await store.transition(one.sandbox_id, State.CREATING, State.RUNNING)
+    moves = [store.transition(one.sandbox_id, State.RUNNING, new) for new in (State.PAUSING, State.FORKING, State.KILLING) * 10]
+    outcomes = await asyncio.gather(*moves, return_exceptions=True)
+    assert sum(isinstance(outcome, Sandbox) for outcome in outcomes) == 1
+    assert all(isinstance(outcome, (Sandbox, Conflict)) for outcome in outcomes)
+    await _assert_agrees(store)
+
+
+async def test_a_change_is_seen_at_once_by_whoever_counts(store: Store) -> None:
+    """Admission counts rows: one that is being added must be among them before the commit."""
+    one = sandbox()
+    adding = asyncio.ensure_future(store.add_sandbox(one))
+    await asyncio.sleep(0)
+    assert store.sandbox(one.sandbox_id) is not None
+    await adding
+
+
+def _refuse(store: Store, message: str = "disk I/O error", code: int = sqlite3.SQLITE_IOERR) -> None:
+    """Every write fails from now on, as the file's own engine would make it fail."""
+
+    class _Refusing:
+        def __enter__(self) -> None:
+            error = sqlite3.OperationalError(message)
+            error.sqlite_errorcode = code
+            raise error
+
+        def __exit__(self, *_exc: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    store._db = _Refusing()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["failed", "failed behind a cancelled caller"])
+async def test_mirror_and_file_agree_after_a_failed_commit(store: Store, cancelled: bool) -> None:
+    one = sandbox()
+    await store.add_sandbox(one)
+    good = store._db
+    _refuse(store)
+    works = (store.transition(one.sandbox_id, State.CREATING, State.RUNNING), store.change(one.sandbox_id, reason="x"), store.add_sandbox(sandbox()),
+             store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, (), (), 1)), store.put_template(Template("t", "b", "n", "s", MACHINE, "", 1, 1)),
+             store.forget_sandbox(one.sandbox_id))  # fmt: skip
+    tasks = [asyncio.ensure_future(work) for work in works]
+    await asyncio.sleep(0)
+    if cancelled:
+        for task in tasks:
+            task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, (Internal, asyncio.CancelledError)) for outcome in outcomes), outcomes
+    store._db = good
+    await _assert_agrees(store)
+    assert [s.state for s in store.sandboxes()] == [State.CREATING]
+
+
+async def test_a_cancelled_caller_leaves_the_commit_and_the_mirror_whole(store: Store) -> None:
+    one = sandbox()
+    await store.add_sandbox(one)
+    tasks = [
+        asyncio.ensure_future(store.transition(one.sandbox_id, State.CREATING, State.RUNNING)),
+        asyncio.ensure_future(store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, (), (), 1))),
+    ]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in await asyncio.gather(*tasks, return_exceptions=True))
+    await _assert_agrees(store)
+    assert store.snapshot("s1")
+
+
+async def test_a_failure_takes_back_its_own_change_only(store: Store) -> None:
+    """Two writes of one row at once: the second is not built on the first, which fails."""
+    one = sandbox()
+    await store.add_sandbox(one)
+    good = store._db
+    _refuse(store)
+    first = asyncio.ensure_future(store.change(one.sandbox_id, reason="first"))
+    second = asyncio.ensure_future(store.change(one.sandbox_id, timeout_s=77))
+    with pytest.raises(Internal):
+        await first
+    store._db = good
+    await asyncio.gather(second, return_exceptions=True)
+    await _assert_agrees(store)
+    row = store.sandbox(one.sandbox_id)
+    assert row is not None
+    assert row.reason == ""
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path, root: None) -> Iterator[Path]:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_full_disk_is_said_loses_nothing_and_ends_when_there_is_room(tiny_disk: Path) -> None:
+    store = Store(tiny_disk / "node.db", ManualClock())
+    await store.open()
+    filler = tiny_disk / "filler"
+    with filler.open("wb") as out, pytest.raises(OSError, match="No space"):
+        while True:
+            out.write(b"x" * 4096)
+            out.flush()
+    written = []
+    with pytest.raises(StorageFull, match=r"node\.db"):
+        for _ in range(200):
+            one = sandbox(env_vars={"A": "x" * 5000})
+            await store.add_sandbox(one)
+            written.append(one.sandbox_id)
+    assert {s.sandbox_id for s in store.sandboxes()} == set(written)
+    filler.unlink()
+    await store.add_sandbox(sandbox())
+    await _assert_agrees(store)
+    await store.close()
+
+
+async def test_a_file_that_may_not_grow_is_a_full_disk(store: Store) -> None:
+    await store._run(lambda: store._db.execute("PRAGMA max_page_count = 12"))
+    with pytest.raises(StorageFull):
+        for _ in range(100):
+            await store.add_sandbox(sandbox(env_vars={"A": "x" * 5000}))
+    await store._run(lambda: store._db.execute("PRAGMA max_page_count = 100000"))
+    await _assert_agrees(store)
+
+
+@pytest.mark.parametrize("damage", [b"not a database at all, but long enough to have a header" * 40, b"SQLite format 3\0" + b"\xff" * 4096])
+async def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "node.db"
+    path.write_bytes(damage)
+    store = Store(path, ManualClock())
+    with pytest.raises(DataCorrupt, match=r"node\.db"):
+        await store.open()
+    store._worker.shutdown()
+    assert path.read_bytes() == damage, "the evidence was changed"
+
+
+async def test_a_row_that_is_no_sandbox_is_damage(store: Store) -> None:
+    await store.add_sandbox(sandbox())
+    await store._run(lambda: (store._db.execute("UPDATE sandboxes SET body = '{}'"), store._db.commit()))
+    with pytest.raises(DataCorrupt):
+        await _reopened(store)
+
+
+async def test_damage_met_while_writing_is_said_as_damage(store: Store) -> None:
+    _refuse(store, "database disk image is malformed", sqlite3.SQLITE_CORRUPT)
+    with pytest.raises(DataCorrupt):
+        await store.add_sandbox(sandbox())
+
+
+async def test_another_schema_is_refused(store: Store) -> None:
+    await store._run(lambda: store._db.execute("PRAGMA user_version = 99"))
+    with pytest.raises(HostNotReady, match="schema 99"):
+        await _reopened(store)
+
+
+async def test_tokens_are_readable_by_the_owner_only(store: Store) -> None:
+    assert store._path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_log_keeps_the_newest_entries_of_each_sandbox(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_module, "_EVENTS_PER_SANDBOX", 5)
+    for number in range(12):
+        await store.add_event("a", LogEntry(number, "info", "x", str(number)))
+    await store.add_event("b", LogEntry(0, "info", "x", "of b"))
+    assert [e.message for e in await store.events("a", 0, 100)] == ["7", "8", "9", "10", "11"]
+    assert [e.message for e in await store.events("a", 9, 2)] == ["9", "10"]
+    assert [e.message for e in await store.events("b", 0, 100)] == ["of b"]
+    await store.forget_sandbox("a")
+    assert await store.events("a", 0, 100) == []
+
+
+async def test_a_template_is_replaced_by_name(store: Store) -> None:
+    await store.put_template(Template("t1", "b1", "base", "s1", MACHINE, "", 1, 1))
+    await store.put_template(Template("t2", "b2", "base", "s2", MACHINE, "", 2, 2))
+    await store.put_template(Template("t3", "b3", "other", "s3", MACHINE, "", 3, 3))
+    assert [t.template_id for t in store.templates()] == ["t3", "t2"]
+    await _assert_agrees(store)
+
+
+async def test_a_snapshot_that_is_gone_is_not_found(store: Store) -> None:
+    await store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, (), (), 1))
+    await store.remove_snapshot("s1")
+    await store.remove_snapshot("s1")
+    with pytest.raises(NotFound):
+        store.snapshot("s1")
