@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context};
 use lsmt::format::{flags, Block, Segment, BLOCK_BYTES, ENTRY_BYTES, SECTOR_BYTES};
-use lsmt::stack::Lowers;
+use lsmt::lowers::Lowers;
 use lsmt::{AppendUpper, RoLayer, Stack};
 use serde::{Deserialize, Serialize};
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::format::{Segment, SECTOR_BYTES};
 use crate::layer::RoLayer;
-use crate::stack::{Lowers, StackError};
+use crate::lowers::Lowers;
+use crate::stack::StackError;
 use crate::sys;
 use crate::writer::{LayerInfo, LayerWriter, WriteError};
 

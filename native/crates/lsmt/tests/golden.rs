@@ -10,7 +10,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lsmt::stack::Lowers;
+use lsmt::lowers::Lowers;
 use lsmt::{AppendUpper, RoLayer, Stack, StackSpec, UpperPaths};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
