@@ -48,10 +48,13 @@ async def test_a_kept_stack_undoes_nothing(steps: _Steps) -> None:
 
 
 async def test_leaving_the_block_undoes_also_after_an_error(steps: _Steps) -> None:
-    with pytest.raises(ZeroDivisionError):
+    async def fail() -> None:
         async with Cleanup() as cleanup:
             steps.push(cleanup, "a")
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
     assert steps.ran == ["a"]
 
 
