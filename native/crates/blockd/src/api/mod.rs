@@ -4,6 +4,7 @@
 //! every error has the one shape of [`error::ApiError`]; a body is at most
 //! 8 MiB; two writers of one output file never run at the same time.
 
+mod body;
 pub mod error;
 pub mod models;
 mod outputs;
@@ -12,14 +13,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::http::{header, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::Router;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -27,6 +26,7 @@ use crate::capture::maps::FileIdentity;
 use crate::capture::{self, CaptureError};
 use crate::layers;
 use crate::stacks::{check_absolute, Registry};
+use body::WholeBody;
 use error::{ApiError, Code};
 use models::{
     CacheMode, CaptureRequest, Captured, CommitRequest, ImportRequest, Info, OpenStack, SealStack,
@@ -34,8 +34,6 @@ use models::{
 };
 use outputs::Outputs;
 
-/// Largest request body.
-const MAX_BODY_BYTES: usize = 8 << 20;
 /// Version of the protocol; raised when an old caller would misread it.
 const PROTOCOL: u32 = 1;
 
@@ -66,7 +64,6 @@ impl App {
 }
 
 type Shared = State<Arc<App>>;
-type Body = Result<Bytes, BytesRejection>;
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
@@ -85,7 +82,6 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/shutdown", post(shutdown))
         .fallback(|| async { no_route() })
         .method_not_allowed_fallback(|| async { no_route() })
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(app)
 }
 
@@ -117,17 +113,6 @@ impl<T: Serialize> IntoResponse for Json<T> {
             .into_response(),
         }
     }
-}
-
-fn decode<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
-    let bytes = body.map_err(|error| {
-        let message = format!("cannot read the body: {error}");
-        ApiError::invalid(message, format!("send at most {MAX_BODY_BYTES} bytes"))
-    })?;
-    serde_json::from_slice(&bytes).map_err(|error| {
-        let message = format!("the body is not what this route expects: {error}");
-        ApiError::invalid(message, "correct the JSON body")
-    })
 }
 
 /// Runs blocking work on a thread of its own.
@@ -182,18 +167,18 @@ async fn get_stack(
 async fn open_stack(
     State(app): Shared,
     Path(id): Path<String>,
-    body: Body,
+    body: WholeBody,
 ) -> Result<impl IntoResponse, ApiError> {
-    let request: OpenStack = decode(body)?;
+    let request: OpenStack = body.decode()?;
     blocking(move || app.registry.open(&id, &request)).await
 }
 
 async fn seal_stack(
     State(app): Shared,
     Path(id): Path<String>,
-    body: Body,
+    body: WholeBody,
 ) -> Result<impl IntoResponse, ApiError> {
-    let request: SealStack = decode(body)?;
+    let request: SealStack = body.decode()?;
     blocking(move || app.registry.seal(&id, &request)).await
 }
 
@@ -220,8 +205,11 @@ async fn close_stack(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn capture_memory(State(app): Shared, body: Body) -> Result<impl IntoResponse, ApiError> {
-    let request: CaptureRequest = decode(body)?;
+async fn capture_memory(
+    State(app): Shared,
+    body: WholeBody,
+) -> Result<impl IntoResponse, ApiError> {
+    let request: CaptureRequest = body.decode()?;
     blocking(move || capture_now(&app, &request)).await
 }
 
@@ -283,8 +271,8 @@ fn capture_error(error: CaptureError, id: &str) -> ApiError {
     }
 }
 
-async fn import_image(State(app): Shared, body: Body) -> Result<impl IntoResponse, ApiError> {
-    let request: ImportRequest = decode(body)?;
+async fn import_image(State(app): Shared, body: WholeBody) -> Result<impl IntoResponse, ApiError> {
+    let request: ImportRequest = body.decode()?;
     blocking(move || {
         check_absolute(&request.source)?;
         check_absolute(&request.output)?;
@@ -296,8 +284,8 @@ async fn import_image(State(app): Shared, body: Body) -> Result<impl IntoRespons
     .await
 }
 
-async fn commit_layers(State(app): Shared, body: Body) -> Result<impl IntoResponse, ApiError> {
-    let request: CommitRequest = decode(body)?;
+async fn commit_layers(State(app): Shared, body: WholeBody) -> Result<impl IntoResponse, ApiError> {
+    let request: CommitRequest = body.decode()?;
     blocking(move || {
         check_absolute(&request.output)?;
         request
@@ -333,12 +321,11 @@ fn written(layer: lsmt::LayerInfo) -> Result<WrittenLayer, ApiError> {
     })
 }
 
-async fn shutdown(State(app): Shared, body: Body) -> Result<StatusCode, ApiError> {
-    let is_empty = body.as_ref().is_ok_and(Bytes::is_empty);
-    let request = if is_empty {
+async fn shutdown(State(app): Shared, body: WholeBody) -> Result<StatusCode, ApiError> {
+    let request = if body.is_empty() {
         ShutdownRequest::default()
     } else {
-        decode(body)?
+        body.decode()?
     };
     let busy = app.registry.busy();
     if !busy.is_empty() && !request.force {

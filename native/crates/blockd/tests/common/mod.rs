@@ -200,8 +200,7 @@ pub fn call(socket: &Path, method: &str, path: &str, body: &Value) -> (u16, Valu
         body.len()
     );
     stream.write_all(head.as_bytes()).unwrap();
-    // The daemon may refuse a body before it has read all of it.
-    let _ = stream.write_all(body.as_bytes());
+    stream.write_all(body.as_bytes()).unwrap();
     let mut reply = String::new();
     stream.read_to_string(&mut reply).unwrap();
     let (head, body) = reply.split_once("\r\n\r\n").unwrap();
