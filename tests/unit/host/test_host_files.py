@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.errors import Conflict, StorageFull
+from agentenv.host import files
+
+
+def test_a_file_is_replaced_whole_with_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "secret"
+    files.write_atomic(path, b"one", 0o600)
+    files.write_atomic(path, b"two", 0o640)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"two", 0o640)
+    assert [entry.name for entry in path.parent.iterdir()] == ["secret"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    files.write_atomic(path, b"old")
+
+    def fail(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        files.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_target_of_a_link_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"kept")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    files.write_atomic(tmp_path / "link", b"new")
+    assert (tmp_path / "target").read_bytes() == b"kept"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_free_space_is_asked_of_the_folder(tmp_path: Path) -> None:
+    files.require_free(tmp_path, 1, "a test")
+    with pytest.raises(StorageFull, match=r"a test: \d+ MiB needed, \d+ MiB free"):
+        files.require_free(tmp_path, 1 << 60, "a test")
+
+
+def test_a_lock_is_for_one_at_a_time(tmp_path: Path) -> None:
+    def take_twice() -> None:
+        with files.locked(tmp_path / "lock", "testing"), files.locked(tmp_path / "lock", "testing"):
+            pytest.fail("two hold it")
+
+    with pytest.raises(Conflict, match="testing"):
+        take_twice()
+    with files.locked(tmp_path / "lock", "testing"):
+        pass

@@ -1,0 +1,216 @@
+"""The pool on the real kernel. Every test has its own tag, and looks at the machine afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentenv.config.schema import NetworkConfig
+from agentenv.core.errors import LimitReached
+from agentenv.host import netns
+from agentenv.network import slots as slots_module
+from agentenv.network.layout import Layout
+from agentenv.network.slots import SlotPool, destroy, remove_all
+
+DENIED = NetworkConfig().denied_cidrs
+
+
+def _run(argv: list[str]) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20).stdout
+
+
+def _layout(name: str, cidr: str = "10.119.240.0/27") -> Layout:
+    return Layout(cidr, hashlib.sha256(f"{name}{os.getpid()}".encode()).hexdigest()[:4])
+
+
+@pytest.fixture
+async def layout(root: None, request: pytest.FixtureRequest) -> AsyncIterator[Layout]:
+    layout = _layout(request.node.name)
+    yield layout
+    await asyncio.to_thread(remove_all, layout)
+
+
+def _on_machine(layout: Layout) -> tuple[list[str], list[str]]:
+    """Namespaces and links of a node."""
+    links = [path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith(layout.veth_prefix)]
+    return netns.names(layout.namespace_prefix), sorted(links)
+
+
+def _has_table(layout: Layout) -> bool:
+    return layout.table in _run(["nft", "list", "tables"])
+
+
+async def test_many_tenants_never_share_a_slot_and_leave_nothing(layout: Layout) -> None:
+    """A hundred tasks, sixteen slots."""
+    pool = SlotPool(layout, DENIED, ready=3)
+    await pool.open(())
+    held: set[int] = set()
+    turns = random.Random(7)
+    limited = 0
+
+    async def tenant(delay_turns: int) -> None:
+        nonlocal limited
+        for _ in range(delay_turns):
+            await asyncio.sleep(0.0005)
+        while True:
+            try:
+                slot = await pool.acquire()
+                break
+            except LimitReached:
+                limited += 1
+                await asyncio.sleep(0.005)
+        assert slot.number not in held, f"slot {slot.number} was handed out twice"
+        assert netns.exists(slot.namespace)
+        held.add(slot.number)
+        await asyncio.sleep(0.001)
+        held.discard(slot.number)
+        await pool.release(slot.number)
+        await pool.release(slot.number)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(tenant(turns.randrange(40)) for _ in range(100)))
+        await pool.close()
+    assert limited > 0, "the pool was never short: nothing was raced for"
+    assert pool.counts() == {"ready": 0, "held": 0, "changing": 0}
+    assert _on_machine(layout) == ([], [])
+
+
+async def test_a_slot_has_what_a_guest_needs_and_nothing_stays(layout: Layout) -> None:
+    pool = SlotPool(layout, DENIED, ready=1)
+    await pool.open(())
+    slot = await pool.acquire()
+
+    def inside(*argv: str) -> str:
+        return _run(["ip", "netns", "exec", slot.namespace, *argv])
+
+    assert "169.254.0.22/30" in inside("ip", "-o", "addr", "show", "dev", "tap0")
+    assert f"{slot.inner_ip}/31" in inside("ip", "-o", "addr", "show", "dev", "eth0")
+    assert "02:00:00:00:00:01 PERMANENT" in inside("ip", "neigh", "show", "dev", "tap0")
+    assert f"default via {slot.host_ip}" in inside("ip", "route")
+    assert inside("cat", "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/disable_ipv6").split() == ["1", "1"]
+    assert 'oifname "eth0" accept' in inside("nft", "list", "ruleset")
+    await pool.release(slot.number)
+    await pool.settle()
+    assert slot.namespace not in _on_machine(layout)[0]
+    await pool.close()
+    assert _on_machine(layout) == ([], [])
+    assert _has_table(layout), "the host's rules stay: other servers of this node may run"
+    await asyncio.to_thread(remove_all, layout)
+    assert not _has_table(layout)
+
+
+async def test_a_slot_without_internet_lets_nothing_out(layout: Layout) -> None:
+    pool = SlotPool(layout, DENIED, ready=0)
+    await pool.open(())
+    slot = await pool.acquire(internet=False)
+    argv = ["ip", "netns", "exec", slot.namespace, "nft", "list", "chain", "ip", "slot", "forward"]
+    listed = _run(argv)
+    assert 'oifname "eth0" drop' in listed
+    assert 'oifname "eth0" accept' not in listed
+    await pool.release(slot.number)
+    await pool.close()
+
+
+async def test_leftovers_of_a_former_run_go_and_held_slots_stay(layout: Layout) -> None:
+    former = SlotPool(layout, DENIED, ready=2)
+    await former.open(())
+    kept = await former.acquire()
+    await former.close(destroy_ready=False)
+    half_made = layout.names(13)[0]
+    _run(["ip", "netns", "add", half_made])
+    assert len(_on_machine(layout)[0]) >= 4
+
+    pool = SlotPool(layout, DENIED, ready=0)
+    await pool.open([kept.number])
+    await pool.settle()
+    assert _on_machine(layout) == ([kept.namespace], [kept.veth])
+    assert pool.counts() == {"ready": 0, "held": 1, "changing": 0}
+    await pool.release(kept.number)
+    await pool.close()
+    assert _on_machine(layout) == ([], [])
+
+
+async def test_leftovers_of_a_larger_pool_go_too(layout: Layout) -> None:
+    outside = layout.names(layout.count + 3)[0]
+    _run(["ip", "netns", "add", outside])
+    pool = SlotPool(layout, DENIED, ready=0)
+    await pool.open(())
+    await pool.close()
+    assert _on_machine(layout) == ([], [])
+
+
+async def test_another_node_on_the_machine_is_not_touched(layout: Layout) -> None:
+    other = _layout("other", "10.119.241.0/27")
+    neighbour = SlotPool(other, DENIED, ready=0)
+    await neighbour.open(())
+    slot = await neighbour.acquire()
+    before = _on_machine(other)
+    try:
+        pool = SlotPool(layout, DENIED, ready=1)
+        await pool.open(())
+        await pool.settle()
+        await pool.close()
+        await asyncio.to_thread(remove_all, layout)
+        assert _on_machine(other) == before == ([slot.namespace], [slot.veth])
+        assert _has_table(other)
+    finally:
+        await neighbour.release(slot.number)
+        await neighbour.close()
+        await asyncio.to_thread(remove_all, other)
+
+
+async def test_a_slot_that_cannot_be_made_leaves_nothing(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise LimitReached("injected")
+
+    pool = SlotPool(layout, DENIED, ready=0)
+    await pool.open(())
+    monkeypatch.setattr(slots_module, "_load_namespace_rules", fail)
+    for internet in (True, False):
+        with pytest.raises(LimitReached, match="injected"):
+            await pool.acquire(internet)
+    monkeypatch.undo()
+    await pool.settle()
+    assert pool.counts() == {"ready": 0, "held": 0, "changing": 0}
+    assert _on_machine(layout) == ([], [])
+    slot = await pool.acquire()
+    await pool.release(slot.number)
+    await pool.close()
+
+
+async def test_a_ready_slot_that_somebody_removed_is_not_handed_out(layout: Layout) -> None:
+    pool = SlotPool(layout, DENIED, ready=1)
+    await pool.open(())
+    await pool.settle()
+    [namespace] = _on_machine(layout)[0]
+    number = layout.number_of(namespace)
+    assert number is not None
+    await asyncio.to_thread(destroy, *layout.names(number))
+    slot = await pool.acquire()
+    assert netns.exists(slot.namespace)
+    await pool.release(slot.number)
+    await pool.close()
+    assert _on_machine(layout) == ([], [])
+
+
+async def test_a_full_pool_says_so(root: None) -> None:
+    layout = _layout("full", "10.119.242.0/30")
+    pool = SlotPool(layout, DENIED, ready=0)
+    await pool.open(())
+    try:
+        held = [await pool.acquire() for _ in range(layout.count)]
+        with pytest.raises(LimitReached, match=f"all {layout.count} network slots"):
+            await pool.acquire()
+        await pool.release(held[0].number)
+        await pool.settle()
+        assert (await pool.acquire()).number == held[0].number
+    finally:
+        await pool.close()
+        await asyncio.to_thread(remove_all, layout)
