@@ -74,6 +74,12 @@ def test_files_by_header_or_signature(secured):
     assert secured.request("GET", good)[2] == b"data"
 
 
+def test_a_refused_large_upload_is_told_why(secured):
+    body = b"x" * 20_000_000
+    status, _, answer = secured.request("POST", "/files?path=x", body, {"Content-Type": "application/octet-stream", "X-Access-Token": "no"})
+    assert (status, json.loads(answer)["message"]) == (401, "access token present in header but does not match")
+
+
 def test_cors(secured):
     asked = {"Origin": "http://a.test", "Access-Control-Request-Headers": "authorization, x-access-token"}
     status, headers, _ = secured.request("OPTIONS", "/files?path=x", None, asked)

@@ -10,6 +10,7 @@ use hyper::header::{HeaderName, HeaderValue, AUTHORIZATION, CONTENT_TYPE};
 use hyper::{HeaderMap, Response, StatusCode};
 
 use crate::connect::lenient::BASE64;
+use crate::limits::{REFUSED_BODY_MAX_BYTES, REFUSED_BODY_WAIT};
 
 /// Body of every answer.
 pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, io::Error>;
@@ -107,6 +108,21 @@ pub async fn read_body(body: Incoming, limit_bytes: usize) -> io::Result<Option<
         Err(error) if error.is::<LengthLimitError>() => Ok(None),
         Err(error) => Err(io::Error::other(error)),
     }
+}
+
+/// Reads a body nobody wants, within limits. A connection closed with unread data is reset, and the
+/// reset can overtake the answer that tells why.
+pub async fn discard(mut body: Incoming) {
+    let read = async {
+        let mut left = REFUSED_BODY_MAX_BYTES;
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    let _slow = tokio::time::timeout(REFUSED_BODY_WAIT, read).await;
 }
 
 /// User name of a Basic authorization header; it never carries a credential (contract section 3.1).

@@ -57,6 +57,10 @@ pub const FILE_THREADS_MAX: usize = 16;
 pub const UPLOAD_TURN_WAIT: Duration = Duration::from_secs(60);
 /// Headers of one multipart part.
 pub const PART_HEADERS_MAX_BYTES: usize = 16 * 1024;
+/// What is read and thrown away of a refused request, so that the client gets to read the refusal.
+pub const REFUSED_BODY_MAX_BYTES: u64 = 256 * 1024 * 1024;
+/// And for how long.
+pub const REFUSED_BODY_WAIT: Duration = Duration::from_secs(20);
 /// Parts of one multipart upload.
 pub const PARTS_MAX: usize = 10_000;
 /// Length of one metadata key and of all metadata together (contract section 3.2).

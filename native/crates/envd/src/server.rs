@@ -127,6 +127,7 @@ async fn route(app: Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Respo
     }
     let query = query_pairs(request.uri().query());
     if let Err(refusal) = auth::check(&app, &method, &path, request.headers(), &query) {
+        tokio::spawn(http::discard(request.into_body()));
         return refusal.into_response();
     }
     if let Some((service, call)) = path.strip_prefix('/').and_then(|path| path.split_once('/')) {

@@ -9,7 +9,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
@@ -30,10 +29,6 @@ use crate::users::User;
 
 /// Compressed bytes decoded at once; deflate expands at most about 1030-fold, so this bounds memory.
 const GZIP_STEP_BYTES: usize = 1024;
-/// What is read and thrown away of a refused upload, so that the client gets to read the refusal.
-const REFUSED_BODY_MAX_BYTES: u64 = 256 * 1024 * 1024;
-const REFUSED_BODY_WAIT: Duration = Duration::from_secs(20);
-
 /// One uploaded file in the answer; the keys are exactly those of the contract.
 #[derive(Debug, Serialize)]
 pub struct UploadedFile {
@@ -121,21 +116,6 @@ impl Source {
             }
         }
     }
-
-    /// Reads on after a refusal, within limits.
-    async fn discard(&mut self) {
-        let read = async {
-            let mut left = REFUSED_BODY_MAX_BYTES;
-            while let Some(Ok(frame)) = self.body.frame().await {
-                let length = frame.data_ref().map_or(0, |data| data.len() as u64);
-                left = left.saturating_sub(length);
-                if left == 0 {
-                    break;
-                }
-            }
-        };
-        let _slow = tokio::time::timeout(REFUSED_BODY_WAIT, read).await;
-    }
 }
 
 fn bad(message: impl Into<String>) -> RestError {
@@ -170,7 +150,7 @@ pub async fn handle(
     }) {
         Ok(text) => http::json(StatusCode::OK, text),
         Err(error) => {
-            source.discard().await;
+            http::discard(source.body).await;
             error.into_response()
         }
     }
