@@ -6,15 +6,16 @@ come back as classes of `core.errors`, decided by its stable `code`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from agentenv.core import errors
 
+T = TypeVar("T")
 PROTOCOL = 1
 _DEADLINE_S = 30.0  # opening 255 layers from a cold disk takes a few seconds at most
 _COPY_DEADLINE_S = 600.0  # captures, imports and commits copy up to the size of a disk
@@ -78,7 +79,7 @@ class BlockClient:
 
     async def info(self, deadline_s: float = 5.0) -> dict[str, Any]:
         """Program, version, protocol and mount of the running blockd. Unavailable when it does not answer."""
-        return dict(await self._call("GET", "/v1/info", deadline_s=deadline_s))
+        return await self._call("GET", "/v1/info", dict, deadline_s=deadline_s)
 
     async def open(self, stack_id: str, lowers: Sequence[Path], upper: Upper | None, virtual_size_bytes: int | None, cache: str) -> Stack:
         """Open layers (bottom first) as one device. `cache`: `page` for shared memory, `direct` for disks."""
@@ -88,53 +89,54 @@ class BlockClient:
             "virtual_size_bytes": virtual_size_bytes,
             "cache": cache,
         }
-        return _stack(await self._call("PUT", f"/v1/stacks/{stack_id}", body))
+        return await self._call("PUT", f"/v1/stacks/{stack_id}", _stack, body)
 
     async def stacks(self) -> list[Stack]:
         """Every open stack."""
-        return [_stack(item) for item in (await self._call("GET", "/v1/stacks"))["stacks"]]
+        return await self._call("GET", "/v1/stacks", lambda reply: [_stack(item) for item in reply["stacks"]])
 
     async def seal(self, stack_id: str, fresh: Upper, sync: bool = False) -> Stack:
         """Make the upper the newest immutable layer and go on with a fresh one, in O(index). Returns the stack as it is then."""
         body = {"upper": {"data": str(fresh.data), "index": str(fresh.index)}, "sync": sync}
-        return _stack((await self._call("POST", f"/v1/stacks/{stack_id}/seal", body, _COPY_DEADLINE_S))["stack"])
+        return await self._call("POST", f"/v1/stacks/{stack_id}/seal", lambda reply: _stack(reply["stack"]), body, _COPY_DEADLINE_S)
 
     async def flush(self, stack_id: str) -> None:
         """Make everything written so far durable."""
-        await self._call("POST", f"/v1/stacks/{stack_id}/flush")
+        await self._call("POST", f"/v1/stacks/{stack_id}/flush", _nothing)
 
     async def close_stack(self, stack_id: str, force: bool = False) -> None:
         """Close a stack; no error when it is not open. Conflict while someone has it open, unless `force`."""
         try:
-            await self._call("DELETE", f"/v1/stacks/{stack_id}" + ("?force=true" if force else ""))
+            await self._call("DELETE", f"/v1/stacks/{stack_id}" + ("?force=true" if force else ""), _nothing)
         except errors.NotFound:
             return
 
     async def capture(self, pid: int, stack_id: str, output: Path, sync: bool = False) -> Capture:
         """Write the pages of `pid`'s private mapping of `stack_id` that diverged from it into one new layer."""
         body = {"pid": pid, "stack": stack_id, "output": str(output), "sync": sync}
-        reply = await self._call("POST", "/v1/captures", body, _COPY_DEADLINE_S)
-        return Capture(**{name: int(reply[name]) for name in Capture.__slots__})
+        return await self._call("POST", "/v1/captures", _capture, body, _COPY_DEADLINE_S)
 
     async def import_raw(self, source: Path, output: Path) -> int:
         """Turn a raw disk image into a sealed layer without its zero blocks. Returns the layer's size in bytes."""
         body = {"source": str(source), "output": str(output), "virtual_size_bytes": None}
-        return int((await self._call("POST", "/v1/imports", body, _COPY_DEADLINE_S))["size_bytes"])
+        return await self._call("POST", "/v1/imports", _size, body, _COPY_DEADLINE_S)
 
     async def commit(self, lowers: Sequence[Path], output: Path) -> int:
         """Flatten sealed layers into one. Returns its size in bytes."""
         body = {"lowers": [str(path) for path in lowers], "output": str(output), "sync": False}
-        return int((await self._call("POST", "/v1/commits", body, _COPY_DEADLINE_S))["size_bytes"])
+        return await self._call("POST", "/v1/commits", _size, body, _COPY_DEADLINE_S)
 
     async def shutdown(self, force: bool = False) -> None:
         """Flush everything, unmount and exit. Conflict while devices are in use, unless `force`."""
-        await self._call("POST", "/v1/shutdown", {"force": force})
+        await self._call("POST", "/v1/shutdown", _nothing, {"force": force})
 
     async def close(self) -> None:
         """Close the client's connections."""
         await self._http.aclose()
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, deadline_s: float = _DEADLINE_S) -> Any:
+    async def _call(
+        self, method: str, path: str, parse: Callable[[Any], T], body: dict[str, Any] | None = None, deadline_s: float = _DEADLINE_S
+    ) -> T:
         try:
             reply = await self._http.request(method, path, json=body, timeout=deadline_s)
         except httpx.TimeoutException as error:
@@ -146,9 +148,11 @@ class BlockClient:
         if reply.status_code >= 300:
             raise _error(reply)
         try:
-            return reply.json() if reply.content else {}
-        except ValueError as error:
-            raise errors.Internal(f"blockd answered {method} {path} with something that is not JSON: {reply.text[:200]}") from error
+            return parse(reply.json() if reply.content else {})
+        except (ValueError, KeyError, TypeError) as error:
+            raise errors.Internal(
+                f"blockd's answer to {method} {path} is not what this server expects: {reply.text[:200]}", "run both of one version"
+            ) from error
 
 
 def _error(reply: httpx.Response) -> errors.AgentEnvError:
@@ -158,6 +162,18 @@ def _error(reply: httpx.Response) -> errors.AgentEnvError:
         return cls(f"blockd: {body['message']}", body.get("hint", ""))
     except (ValueError, KeyError, TypeError):
         return errors.Internal(f"blockd answered {reply.status_code}: {reply.text[:200]}")
+
+
+def _nothing(_reply: Any) -> None:
+    """For calls whose answer says only that they worked."""
+
+
+def _size(reply: dict[str, Any]) -> int:
+    return int(reply["size_bytes"])
+
+
+def _capture(reply: dict[str, Any]) -> Capture:
+    return Capture(**{name: int(reply[name]) for name in Capture.__slots__})
 
 
 def _stack(item: dict[str, Any]) -> Stack:
