@@ -1,0 +1,160 @@
+"""The server is killed: at every step of every verb, and while nothing happens. The next one finds everything or undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from test_orchestrator_fail_at_step import VERBS
+
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.lifecycle import State
+from agentenv.testing.fake_node import FakeNode
+
+_STEPS_MAX = 60
+_RESTING = (State.RUNNING, State.PAUSED, State.KILLED)
+
+
+async def _kill_at(folder: Path, name: str, step: int) -> bool:
+    """Kill the server when the verb has passed `step` points; False when it has fewer."""
+    verb, before, allowed = VERBS[name]
+    node = FakeNode(folder)
+    await node.start_server()
+    sandbox_id = await node.create()
+    assert node.process(sandbox_id).write("0", "before")
+    if before is State.PAUSED:
+        await node.orchestrator.pause(sandbox_id)
+    await node.quiesce()
+    target = len(node.points.passed) + step
+    task = asyncio.create_task(verb(node, sandbox_id))
+    for _ in range(400):
+        if len(node.points.passed) >= target:
+            break
+        await asyncio.sleep(0)
+    reached = len(node.points.passed) >= target
+    node.kill_server()
+    passed = node.points.passed[target - step :]
+    where = f"{name}: server killed after {passed}"
+    await node.start_server()
+    await node.quiesce()
+    assert node.problems() == [], where
+    row = node.row(sandbox_id)
+    assert row.state in allowed | {before}, where
+    if row.state is not State.KILLED:
+        assert node.content(sandbox_id) == {"booted": "yes", "0": "before"}, where
+    others = [row for row in node.parts.store.sandboxes() if row.sandbox_id != sandbox_id]
+    assert all(row.state in _RESTING for row in others), where
+    if row.state is before:
+        await verb(node, sandbox_id)
+        await node.quiesce()
+        assert node.problems() == [], f"second attempt after {where}"
+    task.cancel()
+    await node.close()
+    return reached
+
+
+@pytest.mark.parametrize("name", VERBS)
+async def test_a_server_killed_at_any_step_leaves_nothing_the_next_cannot_mend(ram_path: Path, name: str) -> None:
+    for step in range(1, _STEPS_MAX):
+        if not await _kill_at(ram_path / str(step), name, step):
+            assert step > 3
+            return
+    pytest.fail(f"{name} has {_STEPS_MAX} steps or more: raise the limit of this test")
+
+
+async def test_running_and_paused_ones_go_on_after_a_restart(node: FakeNode) -> None:
+    running = [await node.create() for _ in range(5)]
+    paused = [await node.create() for _ in range(5)]
+    for sandbox_id in running + paused:
+        assert node.process(sandbox_id).write("0", sandbox_id)
+    for sandbox_id in paused:
+        await node.orchestrator.pause(sandbox_id)
+    await node.quiesce()
+    tokens = {sandbox_id: node.row(sandbox_id).access_token for sandbox_id in running + paused}
+    pids = {sandbox_id: node.process(sandbox_id).process.pid for sandbox_id in running}
+    for _ in range(3):
+        node.kill_server()
+        await node.start_server()
+    await node.quiesce()
+    assert node.problems() == []
+    assert {sandbox_id: node.process(sandbox_id).process.pid for sandbox_id in running} == pids, "a VM was started anew"
+    for sandbox_id in running:
+        await node.orchestrator.pause(sandbox_id)
+    for sandbox_id in running + paused:
+        await node.orchestrator.resume(sandbox_id, 600)
+        assert node.content(sandbox_id) == {"booted": "yes", "0": sandbox_id}
+        assert node.row(sandbox_id).access_token == tokens[sandbox_id]
+    await node.quiesce()
+    assert node.problems() == []
+
+
+async def test_a_vm_that_died_while_the_server_was_down_is_told_as_lost(node: FakeNode) -> None:
+    sandbox_id = await node.create()
+    node.kill_server()
+    node.processes.end(node.process(sandbox_id))
+    await node.start_server()
+    await node.quiesce()
+    row = node.row(sandbox_id)
+    assert (row.state, row.reason) == (State.KILLED, "its VM or its disk was lost while the server was down")
+    assert node.problems() == []
+
+
+async def test_a_block_server_that_lost_its_stacks_takes_the_vms_with_it_but_no_snapshot(node: FakeNode) -> None:
+    running, paused = await node.create(), await node.create()
+    await node.orchestrator.pause(paused)
+    await node.quiesce()
+    node.kill_server()
+    for stack_id in node.devices.opened:
+        node.devices.close(stack_id, force=True)
+    await node.start_server()
+    await node.quiesce()
+    assert (node.row(running).state, node.row(paused).state) == (State.KILLED, State.PAUSED)
+    assert node.problems() == []
+    await node.orchestrator.resume(paused, 600)
+
+
+async def test_a_vm_that_dies_ends_its_sandbox_with_a_reason_and_no_fresh_start(node: FakeNode) -> None:
+    gone: list[str] = []
+    node.orchestrator.on_gone(gone.append)
+    sandbox_id = await node.create(on_timeout="pause")
+    node.processes.end(node.process(sandbox_id), "kernel panic")
+    await node.quiesce()
+    row = node.row(sandbox_id)
+    assert (row.state, row.reason) == (State.KILLED, "its VM ended by itself: kernel panic")
+    assert sandbox_id in gone
+    assert node.processes.alive() == []
+    assert node.problems() == []
+
+
+async def test_closing_lets_vms_go_on_and_ends_the_verbs_under_way(node: FakeNode) -> None:
+    first = await node.create()
+    with node.points.hold("vmm.restore") as reached:
+        creating = asyncio.create_task(node.create())
+        await reached.wait()
+        closing = asyncio.create_task(node.orchestrator.close())
+        for _ in range(20):
+            node.clock.advance_ms(100)
+            await node.turn()
+        assert not closing.done()
+    second = await creating
+    for _ in range(20):
+        node.clock.advance_ms(100)
+        await node.turn()
+    await closing
+    assert {node.process(first).running, node.process(second).running} == {True}
+
+
+async def test_a_changed_pool_of_addresses_does_not_keep_the_server_from_starting(node: FakeNode) -> None:
+    """The slot of a running one is outside the new pool: it is lost, and that is said."""
+    others = [await node.create() for _ in range(3)]
+    node.kill_server()
+    node.layout = type(node.layout)("10.119.0.0/30", node.layout.tag)
+    for number in list(node.network.present):
+        if number >= node.layout.count:
+            node.network.present.discard(number)
+    await node.start_server()
+    await node.quiesce()
+    assert sorted(node.row(i).state for i in others) == [State.KILLED, State.RUNNING, State.RUNNING]
+    with pytest.raises(AgentEnvError):
+        await node.create()
