@@ -108,11 +108,34 @@ def restore_and_run(bare: Bare, command: str) -> float:
     with netns.entered(bare.slot.namespace):
         vm = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        _wait_until_running(work / "qmp.sock")
         _first_output(bare, command)
         return 1000 * (time.perf_counter() - began)
     finally:
         vm.kill()
         vm.wait()
+
+
+def _wait_until_running(monitor: Path) -> None:
+    """Until the guest runs a packet to it is lost, and is sent again only after a second."""
+    end = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < end:
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect(str(monitor))
+                lines = sock.makefile("rw")
+                lines.readline()
+                for command in ("qmp_capabilities", *["query-status"] * 100_000):
+                    lines.write(json.dumps({"execute": command}) + "\n")
+                    lines.flush()
+                    while "return" not in (reply := json.loads(lines.readline())):
+                        pass
+                    if reply["return"].get("running"):
+                        return
+                    time.sleep(0.001)
+            except OSError:
+                time.sleep(0.001)
+    sys.exit("the bare VM did not start")
 
 
 def _fresh_disk(bare: Bare) -> Path:

@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.core.errors import Internal, NotFound, StorageFull
+from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, StorageFull
 from agentenv.core.model import VmIdentity
 from agentenv.host import process
 from agentenv.host.process import ProcessId
@@ -22,6 +22,9 @@ from agentenv.vmm.driver import BootSpec, VmSpec
 from agentenv.vmm.qmp import Qmp, QmpError
 
 _MONITOR_DEADLINE_S = 10.0
+_START_DEADLINE_S = 30.0  # loading a state takes milliseconds; a host that is out of CPU may stretch it
+_STATUS_POLL_S = 0.001
+_NOT_YET = ("inmigrate", "prelaunch")
 _STATE_ROOM_BYTES = 4 << 20  # a device state is about 5 kB; below this much free space a failed save means a full disk
 _CONSOLE_RING_BYTES = 64 << 10
 
@@ -50,17 +53,26 @@ class QemuVm:
         self._connecting = asyncio.Lock()
 
     async def wait_started(self) -> None:
-        """Return when QEMU's main loop runs: its tap is attached and its state is loaded or being loaded."""
+        """Return when the guest's CPUs run. Only then does QEMU pass on what is sent to the guest: it drops anything before."""
         ended = asyncio.ensure_future(self.ended())
-        connect = asyncio.ensure_future(self._monitor())
+        running = asyncio.ensure_future(self._loaded())
         try:
-            await asyncio.wait({ended, connect}, return_when=asyncio.FIRST_COMPLETED)
-            if not connect.done():
+            await asyncio.wait({ended, running}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
                 raise Internal(f"the VM did not start: {ended.result()}", f"see {self._spec.work / 'vmm.log'}")
-            await connect
+            await running
         finally:
-            for task in (ended, connect):
+            for task in (ended, running):
                 task.cancel()
+
+    async def _loaded(self) -> None:
+        clock = asyncio.get_running_loop().time
+        end = clock() + _START_DEADLINE_S
+        # Asked, not waited for: the RESUME event may overtake the answer that says it is still to come.
+        while _status(await self._call("query-status")) in _NOT_YET:
+            if clock() > end:
+                raise DeadlineExceeded(f"the VM's state was not loaded within {_START_DEADLINE_S:g} s", "the host may be overloaded")
+            await asyncio.sleep(_STATUS_POLL_S)
 
     async def _monitor(self) -> Qmp:
         async with self._connecting:
@@ -81,8 +93,7 @@ class QemuVm:
 
     async def stalled(self) -> bool:
         """Whether QEMU stopped the VM because a write to its disk failed; the write is repeated when it runs again."""
-        status = await self._call("query-status")
-        return isinstance(status, dict) and status.get("status") == "io-error"
+        return _status(await self._call("query-status")) == "io-error"
 
     async def save_state(self, path: Path) -> None:
         """Write device and CPU state of the paused VM to `path`."""
@@ -154,6 +165,10 @@ class QemuDriver:
             await asyncio.shield(vm.kill())
             raise
         return vm
+
+
+def _status(reply: object) -> str:
+    return str(reply.get("status", "")) if isinstance(reply, dict) else ""
 
 
 def _cpu(accelerator: str) -> str:

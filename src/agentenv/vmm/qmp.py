@@ -6,8 +6,10 @@ QEMU accepts one monitor connection at a time and takes the next when it closes,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -56,34 +58,38 @@ class Qmp:
         """Run a command and return its result. QmpError when QEMU refuses, Unavailable when it is gone."""
         number = next(self._ids)
         request = {"execute": command, "arguments": arguments or {}, "id": number}
-        async with self._lock:
-            try:
-                async with asyncio.timeout(deadline_s):
-                    self._writer.write(json.dumps(request).encode() + b"\n")
-                    await self._writer.drain()
-                    return await self._answer(command, number)
-            except TimeoutError as error:
-                self._writer.transport.abort()  # a late answer would be taken for the next command's
-                raise DeadlineExceeded(f"QEMU did not answer {command} within {deadline_s:g} s") from error
-            except ConnectionError as error:
-                raise Unavailable(f"QEMU is gone while asked for {command}: {error}") from error
-            except ValueError as error:
-                self._writer.transport.abort()  # what follows on this connection cannot be trusted to be whole
-                raise Internal(f"QEMU's answer to {command} is not QMP: {error}") from error
+        async with self._lock, self._within(deadline_s, command):
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            await self._writer.drain()
+            while (reply := await self._next()).get("id") != number:
+                pass
+        if "error" in reply:
+            raise QmpError(f"QEMU refused {command}: {reply['error'].get('desc', '')}")
+        return reply.get("return")
 
-    async def _answer(self, command: str, number: int) -> Any:
-        while True:
-            line = await self._reader.readline()
-            if not line:
-                raise ConnectionResetError("it closed its monitor")
-            reply = json.loads(line)
-            if not isinstance(reply, dict):
-                raise ValueError(f"{line[:80]!r} is not an object")
-            if reply.get("id") != number:
-                continue
-            if "error" in reply:
-                raise QmpError(f"QEMU refused {command}: {reply['error'].get('desc', '')}")
-            return reply.get("return")
+    @contextlib.asynccontextmanager
+    async def _within(self, deadline_s: float, what: str) -> AsyncIterator[None]:
+        """Turn what can go wrong on the connection into our errors; after any of these it is not used again."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                yield
+        except TimeoutError as error:
+            self._writer.transport.abort()  # a late answer would be taken for the next command's
+            raise DeadlineExceeded(f"QEMU did not answer {what} within {deadline_s:g} s") from error
+        except ConnectionError as error:
+            raise Unavailable(f"QEMU is gone while asked for {what}: {error}") from error
+        except ValueError as error:
+            self._writer.transport.abort()  # what follows on this connection cannot be trusted to be whole
+            raise Internal(f"QEMU's answer to {what} is not QMP: {error}") from error
+
+    async def _next(self) -> dict[str, Any]:
+        line = await self._reader.readline()
+        if not line:
+            raise ConnectionResetError("it closed its monitor")
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError(f"{line[:80]!r} is not an object")
+        return message
 
     @property
     def closed(self) -> bool:
