@@ -36,6 +36,8 @@ async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object
     await asyncio.to_thread(end_strays or kill_strays, parts.paths.vms, runs)
     await _close_strays(parts, stacks, adopted)
     await parts.slots.open(s.vm.slot for s in adopted if s.vm is not None)
+    for sandbox in adopted:  # not before the pool knows their slots: one that has died meanwhile gives its slot back
+        watch(parts, sandbox.sandbox_id, parts.shared.vms[sandbox.sandbox_id])
     kept = {s.sandbox_id for s in adopted}
     for sandbox in parts.store.sandboxes():
         if sandbox.sandbox_id not in kept:
@@ -64,7 +66,6 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
         await parts.store.transition(sandbox.sandbox_id, sandbox.state, State.RUNNING, vm=record)
     parts.shared.vms[sandbox.sandbox_id] = vm
     parts.shared.restored_from[sandbox.sandbox_id] = parts.identity
-    watch(parts, sandbox.sandbox_id, vm)
     await note(parts, sandbox.sandbox_id, "taken over by a new server", was=sandbox.state)
     return True
 

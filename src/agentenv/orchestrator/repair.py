@@ -32,10 +32,9 @@ async def repair(parts: Parts) -> bool:
             except AgentEnvError as error:
                 _log.error("%s stays %s for now: %s", sandbox.sandbox_id, sandbox.state, error)
                 done = False
-    unfreed, parts.shared.unfreed = parts.shared.unfreed, []
-    for cleanup in unfreed:
-        if await cleanup.run():
-            parts.shared.unfreed.append(cleanup)
+    for cleanup in list(parts.shared.unfreed):
+        if not await cleanup.run():
+            parts.shared.unfreed.remove(cleanup)
     return done and not parts.shared.unfreed
 
 
