@@ -50,17 +50,13 @@ class FakeNode:
         self.layout = Layout(pool_cidr, self.paths.tag)
         self.processes = FakeProcesses()
         self.devices = self.processes.devices = FakeDevices(self.paths.run / "stacks", self.processes.find)
-        self.network = FakeNetwork(self._lived_in)
+        self.network = FakeNetwork(lambda namespace: self.processes.in_namespace(namespace) is not None)
         self._seed = seed
         self._servers: list[tuple[Parts, Orchestrator]] = []
         self.points = Failpoints(seed)
         self._all_points: list[Failpoints] = []
         for path in (self.paths.home, self.paths.vms, self.paths.layers):
             path.mkdir(parents=True)
-
-    def _lived_in(self, namespace: str) -> bool:
-        process = self.processes.in_namespace(namespace)
-        return process is not None and not process.doomed
 
     # -- servers
 
@@ -179,7 +175,7 @@ class FakeNode:
             await self.turn()
             resting = all(s.state in _RESTING for s in parts.store.sandboxes())
             shared = parts.shared
-            if resting and not (shared._tasks or shared.unfreed or shared._locks or self._watching_the_dead()):
+            if resting and not (shared._tasks or shared.unfreed or shared._locks or self._watching_the_dead() or self._overdue()):
                 break
             self.clock.advance_ms(250)
             parts.shared.expiry_changed.set()
@@ -188,6 +184,12 @@ class FakeNode:
 
     def _watching_the_dead(self) -> bool:
         return any(s.vm and self.processes.find(s.vm.pid) is None for s in self.parts.store.sandboxes())
+
+    def _overdue(self) -> bool:
+        """Whether someone's time is up and the server has not come to it yet."""
+        now_ms, retried = self.clock.now_ms(), self.parts.shared.expiry_retry_at_ms
+        rows = [s for s in self.parts.store.sandboxes() if s.state is State.RUNNING and s.sandbox_id not in retried]
+        return any(row.end_at_ms <= now_ms for row in rows)
 
     # -- invariants of a node at rest
 

@@ -76,8 +76,8 @@ class FakeProcesses:
         return self._alive.get(pid)
 
     def in_namespace(self, namespace: str) -> FakeProcess | None:
-        """The living process in a network namespace."""
-        return next((p for p in self._alive.values() if p.spec.namespace == namespace), None)
+        """The living process in a network namespace. One that outlived its kill is in a former namespace of that name."""
+        return next((p for p in self._alive.values() if p.spec.namespace == namespace and not p.doomed), None)
 
     def start(self, spec: VmSpec) -> FakeProcess:
         """A new process that has opened its memory and disk. NotFound when one does not exist."""

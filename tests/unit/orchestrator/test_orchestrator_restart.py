@@ -11,6 +11,7 @@ from test_orchestrator_fail_at_step import VERBS
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
 from agentenv.testing.fake_node import FakeNode
+from agentenv.testing.fake_vmm import FakeProcess
 
 _STEPS_MAX = 60
 _RESTING = (State.RUNNING, State.PAUSED, State.KILLED)
@@ -98,6 +99,30 @@ async def test_a_vm_that_died_while_the_server_was_down_is_told_as_lost(node: Fa
     row = node.row(sandbox_id)
     assert (row.state, row.reason) == (State.KILLED, "its VM or its disk was lost while the server was down")
     assert node.problems() == []
+
+
+async def test_a_vm_that_dies_while_it_is_taken_over_gives_everything_back(ram_path: Path) -> None:
+    node = FakeNode(ram_path / "node", seed=1)
+    await node.start_server()
+    first, second = await node.create(), await node.create()
+    node.kill_server()
+    processes = [node.process(sandbox_id) for sandbox_id in (first, second)]
+    find = node.processes.find
+
+    def find_and_end(pid: int) -> FakeProcess | None:
+        """The first dies as soon as the second is taken over."""
+        if pid == processes[1].process.pid:
+            node.processes.end(processes[0], "it died")
+        return find(pid)
+
+    node.processes.find = find_and_end  # type: ignore[method-assign]
+    for number in range(20):  # strays to close: the network pool is opened late
+        node.devices.open(f"disk-stray{number}", (), None, 4096, "direct")
+    await node.start_server()
+    await node.quiesce()
+    assert [node.row(i).state for i in (first, second)] == [State.KILLED, State.RUNNING]
+    assert node.problems() == []
+    await node.close()
 
 
 async def test_a_block_server_that_lost_its_stacks_takes_the_vms_with_it_but_no_snapshot(node: FakeNode) -> None:
