@@ -279,6 +279,7 @@ class FakeNode:
         return found + [f"{what} left: {left}" for what, left in kept.items() if left]
 
     def _files(self, vm: RunningVm) -> list[Path]:
+        """What a running VM needs: what its record names, and what its disk really has open."""
         stack = self.devices.by_id(vm.disk_stack) if vm.disk_stack in self.devices.stack_ids else None
-        memory = self.parts.layers.paths(vm.memory_layers)
-        return [*memory, *(self.devices.files(stack) if stack else self.parts.layers.paths((*vm.disk_layers, vm.upper_layer)))]
+        named = (*vm.memory_layers, *vm.disk_layers, *vm.held_layers, vm.upper_layer)
+        return [*self.parts.layers.paths(named), *(self.devices.files(stack) if stack else ())]

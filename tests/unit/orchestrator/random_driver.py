@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.config.schema import LimitsConfig
 from agentenv.core.errors import AgentEnvError, Conflict, NotFound
 from agentenv.core.lifecycle import State
 from agentenv.core.model import OnTimeout, Sandbox
@@ -35,6 +36,7 @@ _POINTS = (
     "vmm.restore*",
     "guest.*",
     "slots.*",
+    "blocks.commit",
 )
 
 
@@ -51,7 +53,8 @@ class Driver:
     """`run` it, then `close` it."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.node = FakeNode(folder, seed)
+        limits = LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0).model_copy(update={"layers_in_chain": 2})
+        self.node = FakeNode(folder, seed, limits=limits)  # chains are merged at almost every pause
         self.story: list[str] = []
         self._random = random.Random(seed)
         self._known: dict[str, _Known] = {}
