@@ -43,8 +43,10 @@ async def start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[Run
     failure: whoever takes it off the record frees it with `stop`, and nobody else does.
     """
     refuse_mismatch(snapshot.identity, parts.identity)
-    async with parts.shared.starting:
-        return await _start(parts, sandbox, snapshot)
+    layers = (*snapshot.memory_layers, *snapshot.disk_layers)
+    with parts.layers.announced(*layers):  # until they are on record: a merge may take them out of the snapshot meanwhile
+        async with parts.shared.starting:
+            return await _start(parts, sandbox, snapshot)
 
 
 async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[RunningVm, Vm]:

@@ -146,3 +146,49 @@ async def test_concurrent_connects_start_one_vm(node: FakeNode) -> None:
     assert node.points.passed.count("vmm.restore") == 2
     await node.quiesce()
     assert node.problems() == []
+
+
+async def test_children_start_from_layers_that_are_merged_away_meanwhile(node: FakeNode) -> None:
+    limits = node.config.limits.model_copy(update={"layers_in_chain": 1})
+    node.parts.config = node.config.model_copy(update={"limits": limits})
+    sandbox_id = await node.create()
+    assert node.process(sandbox_id).write("0", "x")
+    await node.orchestrator.pause(sandbox_id)
+    await node.orchestrator.resume(sandbox_id, 600)
+    with node.points.hold("slots.acquire") as acquiring:
+        with node.points.hold("blocks.commit") as merging:
+            await node.orchestrator.pause(sandbox_id)
+            await merging.wait()
+            forking = asyncio.create_task(node.orchestrator.fork(sandbox_id, 2, 600))
+            await acquiring.wait()
+        await node.turn()
+        assert len(node.parts.store.snapshot(node.row(sandbox_id).snapshot_id or "").disk_layers) == 2, "they were not merged"
+        await sweep(node.parts)
+    outcomes = await forking
+    assert [outcome.error_message for outcome in outcomes] == ["", ""]
+    await node.quiesce()
+    assert node.problems() == []
+
+
+async def test_a_sandbox_that_is_paused_all_day_loses_nothing_and_keeps_short_chains(node: FakeNode) -> None:
+    limits = node.config.limits.model_copy(update={"layers_in_chain": 4})
+    node.parts.config = node.config.model_copy(update={"limits": limits})
+    sandbox_id, expected = await node.create(), {"booted": "yes"}
+    for cycle in range(30):
+        block, value = str(cycle % 7), f"cycle {cycle}"
+        assert node.process(sandbox_id).write(block, value)
+        expected[block] = value
+        await node.orchestrator.pause(sandbox_id)
+        if cycle % 3 == 0:
+            await node.quiesce()
+        if cycle % 5 == 4:
+            node.kill_server()
+            await node.start_server()
+            node.parts.config = node.config.model_copy(update={"limits": limits})
+        await node.orchestrator.resume(sandbox_id, 600)
+        assert node.content(sandbox_id) == expected, f"after cycle {cycle}"
+    await node.orchestrator.pause(sandbox_id)
+    await node.quiesce()
+    assert node.problems() == []
+    snapshot = node.parts.store.snapshot(node.row(sandbox_id).snapshot_id or "")
+    assert max(len(snapshot.memory_layers), len(snapshot.disk_layers)) <= 6
