@@ -107,7 +107,7 @@ class FakeDevices:
             raise InvalidInput("a stack without layers needs a size")
         for path in lowers:
             if not path.is_file():
-                raise NotFound(f"layer {path} does not exist")
+                raise InvalidInput(f"layer {path} does not exist")
         if upper is not None:
             if any(upper == other.upper for other in self._open.values()):
                 raise Conflict(f"{upper.data} is in use")
