@@ -41,8 +41,11 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
 fi
 
 # --- native programs ---------------------------------------------------------------------------------------------------
-newest=$(find native -name target -prune -o -type f \( -name '*.rs' -o -name 'Cargo.*' \) -newer src/agentenv/_bin/envd -print 2>/dev/null | head -n 1)
-if [ ! -x src/agentenv/_bin/blockd ] || [ ! -x src/agentenv/_bin/envd ] || [ -n "$newest" ]; then
+stale() {
+  [ -x src/agentenv/_bin/blockd ] && [ -x src/agentenv/_bin/envd ] || return 0
+  find native -name target -prune -o -type f \( -name '*.rs' -o -name 'Cargo.*' \) -newer src/agentenv/_bin/envd -print -quit | grep -q .
+}
+if stale; then
   say "build the native programs (a few minutes the first time)"
   .venv/bin/python tools/build_native.py >&2
   touch src/agentenv/_bin/blockd src/agentenv/_bin/envd
