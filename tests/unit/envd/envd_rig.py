@@ -23,13 +23,13 @@ READY_DEADLINE_S = 20
 # Everything the agent may write lies in memory of this space: /etc, /run and the home of the test user.
 SPACE = """
 set -e
-etc=$(mktemp -d)
-mount -t tmpfs tmpfs "$etc"
+mount -t tmpfs tmpfs /run
+etc=/run/etc
+mkdir "$etc"
 cp -a /etc/. "$etc"/ 2>/dev/null || true
 printf 'user:x:{user}:{user}::/home/user:/bin/bash\\napp:x:{app}:100::/srv/app:/bin/sh\\n' >> "$etc"/passwd
 printf 'user:x:{user}:\\nextra:x:4712:user,app\\nvideo2:x:4713:app\\n' >> "$etc"/group
 mount --bind "$etc" /etc
-mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /home
 mount -t tmpfs tmpfs /srv
 mount -t tmpfs -o mode=700 tmpfs /root
