@@ -107,7 +107,7 @@ def test_without_root(node):
     )
     assert done.returncode != 0
     assert "running as user 65534" in done.stderr
-    assert "sudo" in done.stderr
+    assert "run the node server as root" in done.stderr
 
 
 def test_without_fuse(node):
