@@ -246,7 +246,7 @@ def test_the_watch_ends_with_its_folder(envd, folder, command, last):
     # Made again it is another folder.
     envd.run(f"mkdir -p {folder}/top; touch {folder}/top/f")
     assert polled.events() == []
-    wait_for(lambda: inotify_count(envd) == before - 2)
+    wait_for(lambda: inotify_count(envd) <= before - 2)
     assert polled.remove()[0] == 200
 
 
@@ -485,7 +485,7 @@ async def test_sdk_streaming(envd, folder, monkeypatch):
     before = inotify_count(envd)
     await handle.stop()
     assert await asyncio.wait_for(exits.get(), LIMIT_S) is None
-    await asyncio.to_thread(wait_for, lambda: inotify_count(envd) == before - 1)
+    await asyncio.to_thread(wait_for, lambda: inotify_count(envd) <= before - 1)
     ended = await sandbox.files.watch_dir(folder, queue.put_nowait, exits.put_nowait)
     await sandbox.files.remove(folder)
     assert await asyncio.wait_for(exits.get(), LIMIT_S) is None
