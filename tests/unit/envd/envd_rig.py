@@ -161,8 +161,8 @@ class Stream:
         self.end_frame = None
         self.events = []
 
-    def next(self):
-        """The next event, or None after the end frame."""
+    def message(self):
+        """The next message, or None after the end frame."""
         head = self._read(5)
         flags, length = struct.unpack(">BI", head)
         message = json.loads(self._read(length))
@@ -170,6 +170,13 @@ class Stream:
             self.end_frame = message
             assert self.reply.read() == b"", "bytes after the end frame"
             self.connection.close()
+            return None
+        return message
+
+    def next(self):
+        """The next event, or None after the end frame."""
+        message = self.message()
+        if message is None:
             return None
         self.events.append(message["event"])
         return message["event"]
