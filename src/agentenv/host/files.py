@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentenv.core.errors import Conflict, StorageFull
+
+_WARM_CHUNK_BYTES = 1 << 20
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -37,6 +40,27 @@ def require_free(folder: Path, needed_bytes: int, purpose: str) -> None:
             f"no room for {purpose}: {needed_bytes >> 20} MiB needed, {free >> 20} MiB free in {folder}",
             "free some space, or kill sandboxes that are no longer needed; nothing was lost",
         )
+
+
+def warm(path: Path, limit_bytes: int) -> int:
+    """Read the data of a sparse file, at most `limit_bytes`, so that the kernel has it cached; returns how much that was. Blocks."""
+    done = 0
+    with path.open("rb", buffering=0) as source:
+        end, at = source.seek(0, os.SEEK_END), 0
+        while at < end and done < limit_bytes:
+            try:
+                at = os.lseek(source.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # only a hole is left
+                    break
+                raise
+            stop = os.lseek(source.fileno(), at, os.SEEK_HOLE)
+            while at < stop and done < limit_bytes:
+                got = len(os.pread(source.fileno(), min(_WARM_CHUNK_BYTES, stop - at), at))
+                if not got:
+                    return done
+                at, done = at + got, done + got
+    return done
 
 
 @contextlib.contextmanager
