@@ -20,7 +20,7 @@ from agentenv.core.model import MetricSample
 HEAD_MAX_BYTES = 8 << 10  # envd's is about 150
 BODY_MAX_BYTES = 4 << 10  # envd's is about 250
 _FIGURE_MAX = 2**63 - 1
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,6})[ \t]*\r\n", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,6})[ \t]*(?=\r\n)", re.IGNORECASE)
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 

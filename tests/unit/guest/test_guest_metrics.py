@@ -201,6 +201,28 @@ def test_any_figures_are_possible_ones_or_an_error(changes: dict[str, Any]) -> N
     assert all(0 <= getattr(sample, name) < 2**63 for name in MetricSample.__dataclass_fields__)
 
 
+@pytest.mark.parametrize(
+    ("lines", "size"),
+    [
+        (b"content-length: 250\r\n", 250),
+        (b"a: b\r\nContent-Length:0 \r\nc: d\r\n", 0),
+        (b"content-length: 2\r\ncontent-length: 3\r\n", None),
+        (b"content-length: -1\r\n", None),
+        (b"content-length: 1e3\r\n", None),
+        (b"x-content-length: 2\r\n", None),
+        (b"content-length: %d\r\n" % (BODY_MAX_BYTES + 1), None),
+        (b"", None),
+    ],
+)
+def test_heads(lines: bytes, size: int | None) -> None:
+    head = b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n"
+    if size is None:
+        with pytest.raises(Internal, match="size"):
+            parse_head(head)
+    else:
+        assert parse_head(head) == size
+
+
 @given(st.binary(max_size=300) | st.binary(max_size=100).map(lambda noise: b"HTTP/1.1 200 OK\r\ncontent-length: " + noise + b"\r\n\r\n"))
 def test_any_head_is_a_size_or_an_error(head: bytes) -> None:
     try:
