@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import HOME, Node, free_port, remains
 from e2b import Sandbox, SandboxException, SandboxState
+from e2e_node import HOME, Node, free_port, remains
 from guest_programs import wait_for
 
 ROOM_MB = 60

@@ -9,8 +9,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import AENV
 from e2b import AuthenticationException, NotFoundException, Sandbox, SandboxException
+from e2e_node import AENV
 
 
 def call(node, method: str, path: str, body: bytes | None = None, key: str | None = None) -> tuple[int, dict]:
@@ -107,7 +107,7 @@ def test_without_root(node):
     )
     assert done.returncode != 0
     assert "running as user 65534" in done.stderr
-    assert "run aenv as root" in done.stderr
+    assert "run the node server as root" in done.stderr
 
 
 def test_without_fuse(node):

@@ -6,6 +6,7 @@ import threading
 import time
 
 from e2b import Sandbox, SandboxState
+from e2e_node import remains
 from guest_programs import count, start_counter, wait_beyond
 
 
@@ -60,8 +61,6 @@ def test_kill_of_the_server_in_the_middle_of_verbs(node):
 
 
 def test_down_pauses_and_up_brings_back(node):
-    from conftest import remains
-
     subject = Sandbox.create("base", timeout=600, **node.options)
     subject.files.write("f", "kept")
     node.aenv("down")

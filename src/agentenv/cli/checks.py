@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from agentenv import __version__
 from agentenv.block.client import PROTOCOL, BlockClient
 from agentenv.cli.node import node_paths, node_url, read_record
-from agentenv.cli.server import is_healthy, port_holder
+from agentenv.cli.server import is_healthy
 from agentenv.core.errors import AgentEnvError, HostNotReady
 from agentenv.host import native
 from agentenv.host.doctor import Check, port_is_free
+from agentenv.host.listeners import describe_holder
 
 if TYPE_CHECKING:
     from agentenv.config.schema import Config
@@ -102,7 +103,7 @@ def _server(config: Config) -> Check:
         )
     if port_is_free(host, port):
         return Check("server", "ok", f"not running; port {port} on {host} is free (aenv {__version__})")
-    holder = port_holder(port) or "another program"
+    holder = describe_holder(port) or "another program"
     return Check(
         "server",
         "fail",

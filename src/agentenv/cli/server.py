@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from agentenv.cli.exits import CliError, Exit
 from agentenv.cli.node import node_paths, node_url, read_record, remove_record, write_record
+from agentenv.host.listeners import describe_holder
 
 if TYPE_CHECKING:
     from agentenv.config.schema import Config
@@ -63,36 +64,12 @@ def require_free_port(host: str, port: int) -> None:
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                holder = port_holder(port)
+                holder = describe_holder(port)
                 by = f" by {holder}" if holder else ""
                 raise CliError(
                     f"port {port} on {host} is in use{by}", "end that program, or choose another port: `aenv up --port N`"
                 ) from error
             raise CliError(f"cannot listen on {host} port {port}: {error.strerror}", "see the settings api.host and api.port") from error
-
-
-def port_holder(port: int) -> str:
-    """`name (pid N)` of a process that listens on the TCP port; empty when it cannot be told."""
-    inodes = {
-        fields[9]
-        for table in ("/proc/net/tcp", "/proc/net/tcp6")
-        for fields in (line.split() for line in _lines(table)[1:])
-        if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port
-    }
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for folder in Path("/proc").glob("[0-9]*/fd"):
-        with contextlib.suppress(OSError):  # the process ended, or belongs to someone else
-            for link in folder.iterdir():
-                if str(link.readlink()) in wanted:
-                    return f"{(folder.parent / 'comm').read_text().strip()} (pid {folder.parent.name})"
-    return ""
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def start_detached(config: Config, waiting: Callable[[float], None]) -> int:

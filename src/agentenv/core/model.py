@@ -82,6 +82,7 @@ class RunningVm:
     pid: int = 0
     pid_start_ticks: int = 0
     held_layers: tuple[str, ...] = ()
+    identity: VmIdentity | None = None  # of the snapshot it was restored from; its own snapshots have the same
 
 
 @dataclass(frozen=True, slots=True)

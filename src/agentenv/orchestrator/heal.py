@@ -5,11 +5,15 @@ The VMM keeps the failed write and repeats it, so the guest sees a long pause an
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 from agentenv.core.errors import AgentEnvError, StorageFull
 from agentenv.core.lifecycle import State
 from agentenv.host.files import require_free
 from agentenv.orchestrator.parts import Parts, note
 
+_log = logging.getLogger(__name__)
 _INTERVAL_MS = 5_000
 _ROOM_BYTES = 16 << 20  # less than this is gone again at the next writeback
 
@@ -19,9 +23,11 @@ async def run(parts: Parts) -> None:
     known: set[str] = set()
     while True:
         await parts.clock.sleep_ms(_INTERVAL_MS)
-        for sandbox in parts.store.sandboxes():
-            if sandbox.state is State.RUNNING:
-                await _look_after(parts, sandbox.sandbox_id, known)
+        running = [sandbox.sandbox_id for sandbox in parts.store.sandboxes() if sandbox.state is State.RUNNING]
+        outcomes = await asyncio.gather(*(_look_after(parts, sandbox_id, known) for sandbox_id in running), return_exceptions=True)
+        for sandbox_id, outcome in zip(running, outcomes, strict=True):
+            if isinstance(outcome, Exception):  # a fault met with one sandbox must not end the care for all others
+                _log.error("looking after %s failed, will be tried again", sandbox_id, exc_info=outcome)
 
 
 async def _look_after(parts: Parts, sandbox_id: str, known: set[str]) -> None:

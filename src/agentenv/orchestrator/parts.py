@@ -56,7 +56,6 @@ class Shared:
 
     starts_at_once: int
     vms: dict[str, Vm] = field(default_factory=dict)  # by sandbox id
-    restored_from: dict[str, VmIdentity] = field(default_factory=dict)
     expiry_changed: asyncio.Event = field(default_factory=asyncio.Event)
     gone_listeners: list[Callable[[str], None]] = field(default_factory=list)
     watchers: set[asyncio.Task[None]] = field(default_factory=set)
@@ -103,7 +102,6 @@ class Shared:
 
     def let_go(self, sandbox_id: str) -> Vm | None:
         """Take a sandbox's live VM out of the table: from now on it is the caller's to end."""
-        self.restored_from.pop(sandbox_id, None)
         return self.vms.pop(sandbox_id, None)
 
     def gone(self, sandbox_id: str) -> None:

@@ -63,8 +63,7 @@ def plan_capture(parts: Parts) -> CapturePlan:
 async def take(parts: Parts, sandbox: Sandbox, record: RunningVm, plan: CapturePlan) -> Captured:
     """Stop and capture the VM. From then on its disk goes on as `Captured.vm` says, which the caller records."""
     vm = live_vm(parts, sandbox.sandbox_id)
-    identity = parts.shared.restored_from.get(sandbox.sandbox_id, parts.identity)
-    return await parts.capturer.capture(plan, vm, record, sandbox.machine, identity)
+    return await parts.capturer.capture(plan, vm, record, sandbox.machine, record.identity or parts.identity)
 
 
 def live_vm(parts: Parts, sandbox_id: str) -> Vm:

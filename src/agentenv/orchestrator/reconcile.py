@@ -65,7 +65,6 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
     else:
         await parts.store.transition(sandbox.sandbox_id, sandbox.state, State.RUNNING, vm=record)
     parts.shared.vms[sandbox.sandbox_id] = vm
-    parts.shared.restored_from[sandbox.sandbox_id] = parts.identity
     await note(parts, sandbox.sandbox_id, "taken over by a new server", was=sandbox.state)
     return True
 

@@ -61,6 +61,7 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[Ru
         memory_layers=snapshot.memory_layers,
         disk_layers=snapshot.disk_layers,
         upper_layer=upper,
+        identity=snapshot.identity,
     )
     try:
         await parts.store.change(sandbox_id, vm=record)
@@ -71,7 +72,6 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[Ru
     spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
     vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
     parts.shared.vms[sandbox_id] = vm
-    parts.shared.restored_from[sandbox_id] = snapshot.identity
     record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
     await parts.store.change(sandbox_id, vm=record)
     await _introduce(parts, sandbox, slot, vm)

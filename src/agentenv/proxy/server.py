@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentenv.core.errors import HostNotReady
+from agentenv.host.listeners import describe_holder
 from agentenv.proxy.connection import ClientConnection
 from agentenv.proxy.dispatch import Dispatcher
 from agentenv.proxy.guard import EnvdPathGuard
 from agentenv.proxy.limits import LISTEN_BACKLOG, ProxySettings
-from agentenv.proxy.listeners import describe_holder
 from agentenv.proxy.pool import UpstreamPool
 from agentenv.proxy.routes import CloseSignal, Route, RouteTable, TargetParser
 from agentenv.proxy.upstream import dial_unix

@@ -133,7 +133,7 @@ def test_a_node_that_never_answers(canned, monkeypatch):
 
 def test_a_list_without_end(monkeypatch, canned):
     monkeypatch.setattr("agentenv.cli.api.MAX_PAGES", 3)
-    body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nx-next-token: again\r\n\r\n[]"
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\nx-next-token: again\r\n\r\n[]"
     result = run("ls", E2B_API_URL=canned(body), E2B_API_KEY=KEY)
     assert result.exit_code == 1
     assert "more than 3 pages" in result.stderr

@@ -23,13 +23,13 @@ READY_DEADLINE_S = 20
 # Everything the agent may write lies in memory of this space: /etc, /run and the home of the test user.
 SPACE = """
 set -e
-etc=$(mktemp -d)
-mount -t tmpfs tmpfs "$etc"
+mount -t tmpfs tmpfs /run
+etc=/run/etc
+mkdir "$etc"
 cp -a /etc/. "$etc"/ 2>/dev/null || true
 printf 'user:x:{user}:{user}::/home/user:/bin/bash\\napp:x:{app}:100::/srv/app:/bin/sh\\n' >> "$etc"/passwd
 printf 'user:x:{user}:\\nextra:x:4712:user,app\\nvideo2:x:4713:app\\n' >> "$etc"/group
 mount --bind "$etc" /etc
-mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /home
 mount -t tmpfs tmpfs /srv
 mount -t tmpfs -o mode=700 tmpfs /root
@@ -161,8 +161,8 @@ class Stream:
         self.end_frame = None
         self.events = []
 
-    def next(self):
-        """The next event, or None after the end frame."""
+    def message(self):
+        """The next message, or None after the end frame."""
         head = self._read(5)
         flags, length = struct.unpack(">BI", head)
         message = json.loads(self._read(length))
@@ -170,6 +170,13 @@ class Stream:
             self.end_frame = message
             assert self.reply.read() == b"", "bytes after the end frame"
             self.connection.close()
+            return None
+        return message
+
+    def next(self):
+        """The next event, or None after the end frame."""
+        message = self.message()
+        if message is None:
             return None
         self.events.append(message["event"])
         return message["event"]

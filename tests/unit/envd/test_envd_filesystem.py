@@ -2,8 +2,6 @@
 
 import time
 
-import pytest
-
 
 def call(envd, method, user=None, **message):
     return envd.call(f"filesystem.Filesystem/{method}", message, user)
@@ -110,11 +108,6 @@ def test_a_deep_tree_and_a_wide_folder(envd):
     assert call(envd, "MakeDir", path=f"deep/{deep}")[0] == 200
     assert len(call(envd, "ListDir", path="deep", depth=1000)[1]["entries"]) == 900
     assert call(envd, "Remove", path="deep") == (200, {})
-
-
-@pytest.mark.parametrize("method", ["WatchDir", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher"])
-def test_watching_says_that_it_is_not_offered(envd, method):
-    assert refused(envd, method, "unimplemented", path="/")
 
 
 def test_bad_paths(envd):

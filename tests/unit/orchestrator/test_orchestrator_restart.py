@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_orchestrator_fail_at_step import VERBS
 
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError, HostNotReady
 from agentenv.core.lifecycle import State
 from agentenv.testing.fake_node import FakeNode
 from agentenv.testing.fake_vmm import FakeProcess
@@ -183,3 +184,19 @@ async def test_a_changed_pool_of_addresses_does_not_keep_the_server_from_startin
     assert sorted(node.row(i).state for i in others) == [State.KILLED, State.RUNNING, State.RUNNING]
     with pytest.raises(AgentEnvError):
         await node.create()
+
+
+async def test_a_vm_taken_over_by_a_newer_vmm_version_keeps_its_own_identity(ram_path: Path) -> None:
+    node = FakeNode(ram_path)
+    await node.start_server()
+    sandbox_id = await node.create()
+    made_with = node.parts.identity
+    node.kill_server()
+    await node.start_server()
+    node.parts.identity = replace(made_with, vmm_version="99.0")
+    await node.orchestrator.pause(sandbox_id)
+    assert node.parts.store.snapshot(node.row(sandbox_id).snapshot_id or "").identity == made_with
+    with pytest.raises(HostNotReady, match=r"vmm_version '.*' \(here '99.0'\)"):
+        await node.orchestrator.resume(sandbox_id, 300)
+    assert node.row(sandbox_id).state is State.PAUSED
+    await node.close()

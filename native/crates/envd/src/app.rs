@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::connect::{Code, ConnectError};
 use crate::files::turns::Turns;
+use crate::filesystem::watch::registry::Watchers;
 use crate::metrics::CpuSample;
 use crate::process::registry::Registry;
 use crate::users::{Accounts, User};
@@ -55,6 +56,8 @@ pub struct App {
     pub internal: InternalAccess,
     /// Uploads in progress.
     pub uploads: Arc<Turns>,
+    /// Watched folders.
+    pub watchers: Arc<Watchers>,
     /// Last reading of the CPU counters.
     pub cpu: Mutex<Option<CpuSample>>,
 }
@@ -73,6 +76,7 @@ impl App {
             processes,
             internal,
             uploads: Arc::default(),
+            watchers: Arc::default(),
             cpu: Mutex::new(None),
         }
     }

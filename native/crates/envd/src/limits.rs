@@ -76,6 +76,27 @@ pub const COMPOSE_SOURCES_MAX: usize = 10_000;
 /// Symbolic links followed while a path is resolved, as in the kernel.
 pub const PATH_MAX_BYTES: usize = 4096;
 
+/// Watches at once. Each takes one of the kernel's inotify descriptors, 128 by default for all programs of
+/// root; this leaves some.
+pub const WATCHERS_MAX: usize = 96;
+/// Folders of all watches together: about 20 MiB here and 70 MiB in the kernel.
+pub const WATCHED_FOLDERS_MAX: usize = 65_536;
+/// Events of one watch that nobody collected or read yet. The rule at this limit: the watch ends, the
+/// client gets the events before it and then an error, so that it knows to look for itself.
+pub const WATCH_QUEUE_EVENTS_MAX: usize = 200_000;
+/// Memory of such events of all watches together; the same rule.
+pub const WATCH_QUEUED_MAX_BYTES: usize = 64 * 1024 * 1024;
+/// Events made ready in one hop to a worker thread.
+pub const WATCH_BATCH_EVENTS: usize = 4096;
+/// Such hops a poll makes at most to catch up: more than the kernel's queue (16384 records) holds.
+pub const WATCH_CATCH_UP_BATCHES: usize = 16;
+/// One read of the kernel's queue; a record takes at most 272 bytes.
+pub const WATCH_READ_BYTES: usize = 32 * 1024;
+/// Messages handed to the connection at once.
+pub const WATCH_FRAMES_BYTES: usize = 64 * 1024;
+/// A polled watcher ends when nobody collects its events for this long.
+pub const POLLED_WATCHER_IDLE_MAX: Duration = Duration::from_secs(3600);
+
 /// Connections served at once, those of the host not counted: it must get in whatever the guest does.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// How long a connection may be idle. Clients keep theirs for minutes and must not meet a closing one

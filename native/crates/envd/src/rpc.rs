@@ -98,6 +98,21 @@ fn unsupported(supported: &'static str) -> Response<Body> {
     response
 }
 
+/// The one message of a server-streaming request.
+pub async fn single_message<T: DeserializeOwned>(
+    codec: Codec,
+    body: Incoming,
+) -> Result<T, ConnectError> {
+    let mut reader = frames::FrameReader::new(body, codec);
+    let message = reader
+        .next()
+        .await?
+        .ok_or_else(|| ConnectError::new(Code::InvalidArgument, "the request holds no message"))?;
+    // The answer starts now; the end of the request's body may come a little later.
+    tokio::spawn(reader.discard_rest());
+    Ok(message)
+}
+
 /// A streaming answer; its HTTP status is always 200.
 pub fn stream(codec: Codec, body: Body) -> Response<Body> {
     let mut response = Response::new(body);

@@ -209,7 +209,10 @@ unsafe fn spawn_steps(plan: &SpawnPlan<'_>) -> (SpawnStage, c_int) {
             libc::write(oom, c"0".as_ptr().cast(), 1);
             libc::close(oom);
         }
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        // Ignored signals outlive exec, and the agent may have inherited some (nohup, a shell's background job).
+        for signal in 1..=SIGNALS {
+            libc::signal(signal, libc::SIG_DFL); // fails for those that cannot be changed
+        }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
@@ -232,6 +235,9 @@ unsafe fn spawn_steps(plan: &SpawnPlan<'_>) -> (SpawnStage, c_int) {
         (SpawnStage::Exec, errno())
     }
 }
+
+/// Highest signal number of Linux (signal(7)).
+const SIGNALS: c_int = 64;
 
 fn errno() -> c_int {
     // SAFETY: always a valid pointer to this thread's errno.

@@ -104,8 +104,13 @@ fn protect_self() {
     }
 }
 
-/// Descriptors: what servers and build tools in containers are used to.
+/// Descriptors and watched folders: what servers and build tools in containers are used to.
 fn raise_limits() {
+    // The kernel sizes it by the guest's memory, too small for a source tree; watches cost memory only when made.
+    let watches = std::fs::write("/proc/sys/fs/inotify/max_user_watches", "524288");
+    if let Err(error) = watches {
+        say(&format!("raise the limit on watched folders: {error}"));
+    }
     // Not more as the usual limit: some programs close every descriptor up to it one by one.
     const OPEN_FILES: u64 = 65_536;
     const OPEN_FILES_MAX: u64 = 1_048_576;

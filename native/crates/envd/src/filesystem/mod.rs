@@ -7,3 +7,4 @@ pub mod entry;
 pub mod paths;
 pub mod remove;
 pub mod service;
+pub mod watch;

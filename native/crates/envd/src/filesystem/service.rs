@@ -1,4 +1,4 @@
-//! The methods of `filesystem.Filesystem`. Watching is not offered yet and answers `unimplemented`.
+//! The methods of `filesystem.Filesystem`; those that watch are in [`super::watch`].
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::entry::EntryInfo;
 use super::paths;
 use super::remove::remove_tree;
+use super::watch::service as watch;
 use crate::app::App;
 use crate::connect::{lenient, Code, ConnectError};
 use crate::http::{basic_user, Body};
@@ -59,11 +60,20 @@ struct ListResponse {
 
 /// Who asks and how their paths are read.
 pub struct Caller {
-    user: User,
+    /// The user.
+    pub user: User,
     workdir: Option<PathBuf>,
 }
 
 impl Caller {
+    /// The caller of an RPC by the user name it gives, if any.
+    pub fn of(app: &App, user_name: Option<&str>) -> Result<Self, ConnectError> {
+        Ok(Self {
+            user: app.rpc_user(user_name)?,
+            workdir: app.settings().default_workdir.clone(),
+        })
+    }
+
     /// Absolute path for a path of the request.
     pub fn resolve(&self, path: &str) -> Result<PathBuf, ConnectError> {
         paths::resolve(path, &self.user, self.workdir.as_deref())
@@ -116,6 +126,10 @@ pub async fn handle(app: Arc<App>, method: &str, request: Request<Incoming>) -> 
             })
             .await
         }
+        "WatchDir" => watch::watch_dir(app, request).await,
+        "CreateWatcher" => watch::create_watcher(app, request).await,
+        "GetWatcherEvents" => watch::watcher_events(app, request).await,
+        "RemoveWatcher" => watch::remove_watcher(app, request).await,
         _ => rpc::unimplemented(request.uri().path()),
     }
 }
@@ -125,17 +139,14 @@ async fn call<A: Send + 'static>(
     user_name: Option<String>,
     work: impl FnOnce(&Caller) -> Result<A, ConnectError> + Send + 'static,
 ) -> Result<A, ConnectError> {
-    let user = app.rpc_user(user_name.as_deref())?;
-    let caller = Caller {
-        user: user.clone(),
-        workdir: app.settings().default_workdir.clone(),
-    };
-    as_user(user, move || work(&caller))
+    let caller = Caller::of(&app, user_name.as_deref())?;
+    as_user(caller.user.clone(), move || work(&caller))
         .await
         .map_err(|error| ConnectError::new(Code::Internal, error))?
 }
 
-fn failed(path: &Path, error: &io::Error) -> ConnectError {
+/// The error of a system call on a path.
+pub fn failed(path: &Path, error: &io::Error) -> ConnectError {
     if error.raw_os_error() == Some(libc::ENOENT) {
         return ConnectError::new(
             Code::NotFound,

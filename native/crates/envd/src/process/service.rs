@@ -71,7 +71,7 @@ async fn try_start(
 ) -> Result<(Subscription, Option<Instant>), ConnectError> {
     let timeout = rpc::deadline(request.headers())?;
     let user_name = basic_user(request.headers());
-    let query: StartRequest = single_message(codec, request.into_body()).await?;
+    let query: StartRequest = rpc::single_message(codec, request.into_body()).await?;
     let user = app.rpc_user(user_name.as_deref())?;
     let settings = app.settings().clone();
     let Started { process, outputs } = spawn::start(&app.processes, &settings, &user, query)?;
@@ -135,7 +135,7 @@ async fn connect(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
     let keepalive = rpc::keepalive(request.headers());
     let follow = async {
         let timeout = rpc::deadline(request.headers())?.map(|timeout| Instant::now() + timeout);
-        let query: SelectRequest = single_message(codec, request.into_body()).await?;
+        let query: SelectRequest = rpc::single_message(codec, request.into_body()).await?;
         let process = app.processes.find_any(&query.process.unwrap_or_default())?;
         Ok((process.subscribe()?, timeout))
     };
@@ -146,21 +146,6 @@ async fn connect(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
         ),
         Err(error) => rpc::stream_error(codec, &error),
     }
-}
-
-/// The one message of a server-streaming request.
-async fn single_message<T: serde::de::DeserializeOwned>(
-    codec: Codec,
-    body: Incoming,
-) -> Result<T, ConnectError> {
-    let mut reader = FrameReader::new(body, codec);
-    let message = reader
-        .next()
-        .await?
-        .ok_or_else(|| ConnectError::new(Code::InvalidArgument, "the request holds no message"))?;
-    // The command starts now; the end of the request's body may come a little later.
-    tokio::spawn(reader.discard_rest());
-    Ok(message)
 }
 
 async fn update(app: Arc<App>, query: UpdateRequest) -> Result<Empty, ConnectError> {
