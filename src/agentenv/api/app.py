@@ -16,7 +16,7 @@ from agentenv.api.auth import KeyRing, require_key
 from agentenv.api.context import ApiContext
 from agentenv.api.idempotency import IdempotencyCache
 from agentenv.api.middleware import RawPath, RequestLog
-from agentenv.api.routes import health, lifecycle, logs, sandboxes, templates, unbuilt
+from agentenv.api.routes import health, lifecycle, logs, metrics, sandboxes, templates, unbuilt
 from agentenv.api.settings import ApiSettings
 from agentenv.core.clock import Clock, SystemClock
 from agentenv.orchestrator.protocol import Orchestrator
@@ -35,8 +35,8 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
-    # `unbuilt` comes first: its literal paths would otherwise be taken for ids by the others.
-    keyed = [module.router for module in (unbuilt, sandboxes, lifecycle, logs, templates)]
+    # `unbuilt` and `metrics` come first: their literal paths would otherwise be taken for ids by the others.
+    keyed = [module.router for module in (unbuilt, metrics, sandboxes, lifecycle, logs, templates)]
     for router in keyed:
         app.include_router(router, dependencies=[Depends(require_key)])
     errors.install(app, [route for router in (health.router, *keyed) for route in router.routes])

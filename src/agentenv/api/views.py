@@ -8,7 +8,7 @@ from typing import TypedDict
 from agentenv.api.errors import error_body
 from agentenv.core.clock import rfc3339
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import ForkOutcome, LogEntry, Machine, Sandbox, Template
+from agentenv.core.model import ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Template
 
 CLIENT_ID = "local"  # the contract demands the field; it named a host once and means nothing to the SDKs
 
@@ -93,6 +93,20 @@ class TemplateView(MachineView):
     buildCount: int
     envdVersion: str
     buildStatus: str
+
+
+class MetricView(TypedDict):
+    """`SandboxMetric`: one sample; sizes in bytes."""
+
+    timestamp: str
+    timestampUnix: int
+    cpuCount: int
+    cpuUsedPct: float
+    memUsed: int
+    memTotal: int
+    memCache: int
+    diskUsed: int
+    diskTotal: int
 
 
 class LogEntryView(TypedDict):
@@ -187,6 +201,21 @@ def template_detail_view(template: Template) -> dict[str, object]:
         "envdVersion": template.envd_version,
     }
     return {**template_view(template), "builds": [build]}
+
+
+def metric_view(sample: MetricSample) -> MetricView:
+    """One sample of what a sandbox used."""
+    return {
+        "timestamp": rfc3339(sample.timestamp_ms),
+        "timestampUnix": sample.timestamp_ms // 1000,
+        "cpuCount": sample.cpu_count,
+        "cpuUsedPct": sample.cpu_used_percent,
+        "memUsed": sample.memory_used_bytes,
+        "memTotal": sample.memory_total_bytes,
+        "memCache": sample.memory_cache_bytes,
+        "diskUsed": sample.disk_used_bytes,
+        "diskTotal": sample.disk_total_bytes,
+    }
 
 
 def log_entry_view(entry: LogEntry) -> LogEntryView:

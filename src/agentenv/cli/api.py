@@ -93,6 +93,11 @@ class Api:
         query = {"start": str(start_ms), "limit": str(limit)}
         return list(self._call("GET", f"/sandboxes/{_segment(sandbox_id)}/logs", query=query)[0]["logEntries"])
 
+    def metrics(self, sandbox_id: str, start_s: int | None = None) -> list[dict[str, Any]]:
+        """What it used, from unix second `start_s` on, oldest first."""
+        query = None if start_s is None else {"start": str(start_s)}
+        return list(self._call("GET", f"/sandboxes/{_segment(sandbox_id)}/metrics", query=query)[0])
+
     def templates(self) -> list[dict[str, Any]]:
         """All templates."""
         return list(self._call("GET", "/templates")[0])

@@ -163,3 +163,20 @@ class LogEntry:
     logger: str
     message: str
     fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """What a guest used at one moment, as its envd says (contract section 3.2); the time is the host's.
+
+    `cpu_used_percent` is 0 to 100 of all its CPUs together, since the reading before; memory "used" is what is not available.
+    """
+
+    timestamp_ms: int
+    cpu_count: int
+    cpu_used_percent: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    memory_cache_bytes: int
+    disk_used_bytes: int
+    disk_total_bytes: int

@@ -1,5 +1,5 @@
-"""The host's own calls to a guest's envd: `/init` after every restore. Made from inside the slot's namespace, because
-envd takes host-internal calls from the gateway's address only (contract section 3.2)."""
+"""The host's own calls to a guest's envd: `/init` after every restore, and its metrics. Made from inside the slot's
+namespace, because envd takes host-internal calls from the gateway's address only (contract section 3.2)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import httpcore
 from agentenv.core.clock import Clock, rfc3339
 from agentenv.core.errors import DeadlineExceeded, Internal
 from agentenv.core.ids import new_entropy
+from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
 from agentenv.host import netns
 
 ENVD_PORT = 49983
@@ -86,26 +87,31 @@ class _NamespaceBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        sock = netns.tcp_socket(self._namespace)
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.get_running_loop().sock_connect(sock, (host, port))
-                return _Stream(*await asyncio.open_connection(sock=sock))
+                return _Stream(*await _dial(self._namespace, (host, port), _MAX_READ_BYTES))
         except TimeoutError as error:
-            sock.close()
             raise httpcore.ConnectTimeout from error
         except OSError as error:
-            sock.close()
             raise httpcore.ConnectError(str(error)) from error
-        except BaseException:
-            sock.close()
-            raise
+
+
+async def _dial(namespace: str, address: tuple[str, int], limit_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection from inside `namespace`, buffering about `limit_bytes`. The caller sets the deadline. OSError, NotFound."""
+    sock = netns.tcp_socket(namespace)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, address)
+        return await asyncio.open_connection(sock=sock, limit=limit_bytes)
+    except BaseException:
+        sock.close()
+        raise
 
 
 class GuestClient:
     """Calls of the host to guests."""
 
     def __init__(self, guest_ip: str, clock: Clock) -> None:
+        self._address = (guest_ip, ENVD_PORT)
         self._url = f"http://{guest_ip}:{ENVD_PORT}"
         self._clock = clock
 
@@ -163,6 +169,14 @@ class GuestClient:
             raise DeadlineExceeded(f"`{command}` did not end in the guest within {deadline_s:g} s") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise Internal(f"the guest was lost while it ran `{command}`: {error}") from error
+
+    def metrics_reader(self, namespace: str, access_token: str) -> MetricsReader:
+        """For the metrics of the guest in `namespace`, as long as it lives there. Nothing is dialled yet; the caller closes it."""
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await _dial(namespace, self._address, HEAD_MAX_BYTES)
+
+        return MetricsReader(connect, access_token, self._clock)
 
     def _body(self, identity: GuestIdentity) -> bytes:
         standard = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": identity.sandbox_id, "E2B_TEMPLATE_ID": identity.template_id}

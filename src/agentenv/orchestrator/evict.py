@@ -99,6 +99,7 @@ async def _forget_old(parts: Parts, now_ms: int) -> None:
             try:
                 await parts.store.forget_sandbox(sandbox.sandbox_id)
                 parts.shared.expiry_retry_at_ms.pop(sandbox.sandbox_id, None)
+                parts.shared.metrics.pop(sandbox.sandbox_id, None)
             except AgentEnvError as error:
                 _log.warning("the row of %s stays for now: %s", sandbox.sandbox_id, error)
                 return

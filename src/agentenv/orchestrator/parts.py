@@ -1,6 +1,7 @@
 """What the verbs work with: the adapters of one node, and the few things verbs share in memory.
 
-Everything here can be rebuilt from the database, blockd and /proc after a restart; nothing is only here.
+Everything here can be rebuilt from the database, blockd and /proc after a restart. Only the metrics of the past are nowhere
+else: a restart begins them anew.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from agentenv.core.model import LogEntry, VmIdentity
 from agentenv.core.paths import NodePaths
 from agentenv.guest.client import GuestClient
 from agentenv.network.slots import SlotPool
+from agentenv.orchestrator.metric_history import MetricHistory
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
@@ -62,6 +64,7 @@ class Shared:
     sweep_wanted: bool = False
     expiring: set[str] = field(default_factory=set)
     expiry_retry_at_ms: dict[str, int] = field(default_factory=dict)  # not before then, after a failure
+    metrics: dict[str, MetricHistory] = field(default_factory=dict)  # by sandbox id, until its row is forgotten
     unfreed: list[Cleanup] = field(default_factory=list)  # what could not be freed yet; `repair` tries again
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -5,9 +5,10 @@ Every call raises classes of `agentenv.core.errors` only. All are safe to cancel
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Page, Sandbox, SandboxFilter, Template
+from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
 
 
 class Orchestrator(Protocol):
@@ -55,6 +56,14 @@ class Orchestrator(Protocol):
 
     async def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
         """The sandbox's life on this node, oldest first."""
+        ...
+
+    async def metrics(self, sandbox_id: str, start_ms: int, end_ms: int | None) -> list[MetricSample]:
+        """What it used from `start_ms` to `end_ms` (both included; None: until now), oldest first; also when it has ended. NotFound."""
+        ...
+
+    async def latest_metrics(self, sandbox_ids: Iterable[str]) -> dict[str, MetricSample]:
+        """The newest sample of each that has one; the others are left out."""
         ...
 
     async def templates(self) -> list[Template]:

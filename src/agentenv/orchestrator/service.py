@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from agentenv.core.errors import Conflict, InvalidInput
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Page, Sandbox, SandboxFilter, Template
-from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume
+from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
+from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume, sample
 from agentenv.orchestrator.parts import Parts
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ class Orchestrator:
         self._keepers: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
-        """Start acting on timeouts and on stalled disks."""
-        self._keepers = [asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal)]
+        """Start acting on timeouts and on stalled disks, and reading the guests' metrics."""
+        self._keepers = [asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal, sample)]
 
     async def close(self) -> None:
         """Let verbs under way end and let go of all VMs; they go on."""
@@ -133,6 +133,18 @@ class Orchestrator:
         if self._parts.store.sandbox(sandbox_id) is None:
             raise delete.missing(sandbox_id)
         return await self._parts.store.events(sandbox_id, start_ms, limit)
+
+    async def metrics(self, sandbox_id: str, start_ms: int, end_ms: int | None) -> list[MetricSample]:
+        """What it used; also of one that has ended, while its row is kept."""
+        if self._parts.store.sandbox(sandbox_id) is None:
+            raise delete.missing(sandbox_id)
+        history = self._parts.shared.metrics.get(sandbox_id)
+        return [] if history is None else history.between(start_ms, end_ms)
+
+    async def latest_metrics(self, sandbox_ids: Iterable[str]) -> dict[str, MetricSample]:
+        """The newest sample of each that has one."""
+        histories = {sandbox_id: self._parts.shared.metrics.get(sandbox_id) for sandbox_id in sandbox_ids}
+        return {sandbox_id: history.latest() for sandbox_id, history in histories.items() if history is not None}
 
     async def templates(self) -> list[Template]:
         """All templates, newest first."""

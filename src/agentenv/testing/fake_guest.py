@@ -1,10 +1,12 @@
-"""The guest's side of a restore: takes its identity, or stays deaf."""
+"""The guest's side of a restore: takes its identity, or stays deaf. And its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 
-from agentenv.core.errors import NotFound
+from agentenv.core.clock import Clock
+from agentenv.core.errors import DeadlineExceeded, Internal, NotFound
+from agentenv.core.model import MetricSample
 from agentenv.guest.client import GuestIdentity
 from agentenv.testing.failpoints import Failpoints
 from agentenv.testing.fake_slots import FakeNetwork
@@ -14,11 +16,12 @@ ENVD_VERSION = "0.6.13"
 
 
 class FakeGuest:
-    """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`."""
+    """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`; `guest.metrics` cannot fail."""
 
-    def __init__(self, processes: FakeProcesses, network: FakeNetwork, points: Failpoints | None = None) -> None:
-        self._processes, self._network = processes, network
+    def __init__(self, processes: FakeProcesses, network: FakeNetwork, clock: Clock, points: Failpoints | None = None) -> None:
+        self._processes, self._network, self._clock = processes, network, clock
         self._points = points or Failpoints()
+        self.connected: set[FakeMetricsReader] = set()  # readers that hold a connection
 
     async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float) -> str:
         """Give the guest in `namespace` its identity. Waits for ever when there is none that runs: the caller gives up."""
@@ -37,3 +40,53 @@ class FakeGuest:
         """Every command works and says nothing."""
         await self._points.hit("guest.run")
         return 0, ""
+
+    def metrics_reader(self, namespace: str, access_token: str) -> FakeMetricsReader:
+        """A reader of what `FakeProcess` says of itself."""
+        return FakeMetricsReader(self, namespace, access_token)
+
+    async def figures(self, namespace: str, access_token: str, deadline_s: float) -> MetricSample:
+        """One reading. Deaf guests, and those that stand still, let the deadline pass."""
+        await self._points.hit("guest.metrics", can_fail=False)
+        process = self._processes.in_namespace(namespace)
+        if process is not None:
+            process.metrics_asked += 1
+        if process is None or not process.running or process.deaf:
+            await self._clock.sleep_ms(1000 * deadline_s)
+            raise DeadlineExceeded(f"the guest's metrics did not come within {deadline_s:g} s")
+        if process.metrics_error is not None:
+            raise process.metrics_error
+        if process.identity is None or process.identity.access_token != access_token:
+            raise Internal("the guest answered /metrics with 401")
+        machine = process.spec.machine
+        memory_bytes, disk_bytes = machine.memory_mb << 20, machine.disk_mb << 20
+        cpu_percent = process.cpu_used_percent
+        return MetricSample(
+            self._clock.now_ms(), machine.vcpu_count, cpu_percent, memory_bytes // 4, memory_bytes, memory_bytes // 8, 1 << 20, disk_bytes
+        )
+
+
+class FakeMetricsReader:
+    """Stands in for `guest.metrics.MetricsReader`. A guest sees one reading at a time, over one connection."""
+
+    def __init__(self, guest: FakeGuest, namespace: str, access_token: str) -> None:
+        self._guest = guest
+        self._namespace, self._access_token = namespace, access_token
+
+    async def read(self, deadline_s: float) -> MetricSample:
+        """The figures of now."""
+        self._guest.connected.add(self)
+        try:
+            return await self._guest.figures(self._namespace, self._access_token, deadline_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._guest.connected.discard(self)
+
+    def is_orphan(self) -> bool:
+        """Whether the VM at its other end is gone or stands still."""
+        process = self._guest._processes.in_namespace(self._namespace)
+        return process is None or not process.running

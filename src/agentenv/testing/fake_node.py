@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentenv.config.schema import Config, LimitsConfig
 from agentenv.core import ids
@@ -103,6 +103,11 @@ class FakeNode:
         """The newest server's."""
         return self._servers[-1][1]
 
+    @property
+    def guest(self) -> FakeGuest:
+        """The newest server's client of its guests."""
+        return cast(FakeGuest, self.parts.guest)
+
     def _parts(self, points: Failpoints) -> Parts:
         layers = LayerStore(self.paths.layers)
         blocks = FakeBlocks(self.devices, points)
@@ -115,7 +120,7 @@ class FakeNode:
             blocks=blocks,  # type: ignore[arg-type]
             slots=FakeSlots(self.layout, self.network, points),  # type: ignore[arg-type]
             vmm=vmm,
-            guest=FakeGuest(self.processes, self.network, points),  # type: ignore[arg-type]
+            guest=FakeGuest(self.processes, self.network, self.clock, points),  # type: ignore[arg-type]
             layers=layers,
             capturer=Capturer(blocks, layers, self.paths, self.clock),  # type: ignore[arg-type]
             identity=vmm.identity("kernel", "initramfs"),
@@ -275,6 +280,7 @@ class FakeNode:
             "announced layers": self.parts.layers._announced,
             "unfreed": shared.unfreed,
             "expiring": shared.expiring,
+            "connections to guests that are gone": [reader for reader in self.guest.connected if reader.is_orphan()],
         }
         return found + [f"{what} left: {left}" for what, left in kept.items() if left]
 

@@ -19,7 +19,7 @@ from agentenv.core import ids
 from agentenv.core.clock import Clock, SystemClock, rfc3339
 from agentenv.core.errors import AgentEnvError, Conflict, Internal, InvalidInput, LimitReached, NotFound
 from agentenv.core.lifecycle import VISIBLE, State, is_allowed
-from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Machine, Page, Sandbox, SandboxFilter, Template
+from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Machine, MetricSample, Page, Sandbox, SandboxFilter, Template
 
 _GONE = frozenset({State.KILLING, State.KILLED})
 _HOLDS_ROOM = frozenset({State.CREATING, State.RUNNING, State.PAUSING, State.RESUMING, State.FORKING})
@@ -83,6 +83,7 @@ class FakeOrchestrator:
         self._templates = {template.template_id: template for template in (templates if templates is not None else [make_template()])}
         self._sandboxes: dict[str, Sandbox] = {}
         self._logs: defaultdict[str, list[LogEntry]] = defaultdict(list)
+        self._metrics: defaultdict[str, list[MetricSample]] = defaultdict(list)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._failures: defaultdict[str, deque[BaseException]] = defaultdict(deque)
         self._holds: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
@@ -102,6 +103,15 @@ class FakeOrchestrator:
         finally:
             release.set()
             del self._holds[verb]
+
+    def add_sample(self, sandbox_id: str, cpu_used_percent: float = 12.5, timestamp_ms: int | None = None) -> MetricSample:
+        """A sandbox uses that much CPU, a quarter of its memory and an eighth of its disk, now or at the given time."""
+        machine = self._sandboxes[sandbox_id].machine
+        memory_bytes, disk_bytes = machine.memory_mb << 20, machine.disk_mb << 20
+        at_ms = self.clock.now_ms() if timestamp_ms is None else timestamp_ms
+        sizes_bytes = (memory_bytes // 4, memory_bytes, memory_bytes // 16, disk_bytes // 8, disk_bytes)
+        self._metrics[sandbox_id].append(MetricSample(at_ms, machine.vcpu_count, cpu_used_percent, *sizes_bytes))
+        return self._metrics[sandbox_id][-1]
 
     def peek(self, sandbox_id: str) -> Sandbox:
         """The stored sandbox, killed ones too. KeyError when it never was."""
@@ -230,6 +240,17 @@ class FakeOrchestrator:
         if sandbox_id not in self._sandboxes:
             raise _not_found(sandbox_id)
         return [entry for entry in self._logs[sandbox_id] if entry.timestamp_ms >= start_ms][:limit]
+
+    async def metrics(self, sandbox_id: str, start_ms: int, end_ms: int | None) -> list[MetricSample]:
+        """What tests have added, oldest first; of killed ones too."""
+        if sandbox_id not in self._sandboxes:
+            raise _not_found(sandbox_id)
+        found = sorted(self._metrics[sandbox_id], key=lambda sample: sample.timestamp_ms)
+        return [sample for sample in found if start_ms <= sample.timestamp_ms and (end_ms is None or sample.timestamp_ms <= end_ms)]
+
+    async def latest_metrics(self, sandbox_ids: Iterable[str]) -> dict[str, MetricSample]:
+        """The newest of each that has one."""
+        return {sandbox_id: self._metrics[sandbox_id][-1] for sandbox_id in sandbox_ids if self._metrics.get(sandbox_id)}
 
     async def templates(self) -> list[Template]:
         """All templates, newest first."""

@@ -36,7 +36,11 @@ class FakeProcess:
     diverged: Content = field(default_factory=dict)
     identity: GuestIdentity | None = None
     last_words: str = ""
-    doomed: bool = False  # someone has tried to kill it
+    deaf: bool = False  # its envd lets every call wait
+    metrics_error: BaseException | None = None
+    metrics_asked: int = 0
+    cpu_used_percent: float = 0.0
+    doomed: bool = False  # someone has tried to kill it, and failed
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -152,8 +156,11 @@ class FakeVm:
 
     async def kill(self) -> None:
         """End it."""
-        self.fake.doomed = True
-        await self._points.hit("vm.kill")
+        try:
+            await self._points.hit("vm.kill")
+        except Exception:
+            self.fake.doomed = True
+            raise
         self._processes.end(self.fake)
 
     async def ended(self) -> str:

@@ -10,13 +10,13 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from agentenv.api.errors import error_table
-from agentenv.api.routes import health, lifecycle, logs, sandboxes, templates, unbuilt
+from agentenv.api.routes import health, lifecycle, logs, metrics, sandboxes, templates, unbuilt
 from agentenv.core.errors import AgentEnvError, Conflict, LimitReached, all_errors
 from agentenv.testing.fake_orchestrator import FakeOrchestrator
 
 KEYED_ROUTES = [
     (method, route.path)
-    for module in (unbuilt, sandboxes, lifecycle, logs, templates)
+    for module in (unbuilt, metrics, sandboxes, lifecycle, logs, templates)
     for route in module.router.routes
     if isinstance(route, APIRoute)
     for method in sorted(route.methods)
@@ -66,7 +66,7 @@ async def test_every_route_wants_a_key(method: str, path: str, headers: dict[str
 
 def test_health_is_the_only_route_without_a_key(app: FastAPI):
     assert [route.path for route in health.router.routes] == ["/health"]
-    assert len(KEYED_ROUTES) >= 18 + len(unbuilt.ROUTES)
+    assert len(KEYED_ROUTES) >= 20 + len(unbuilt.ROUTES)
 
 
 @pytest.mark.parametrize(("method", "path"), unbuilt.ROUTES)

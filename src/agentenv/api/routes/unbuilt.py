@@ -13,8 +13,6 @@ from starlette.requests import Request
 from agentenv.core.errors import Unsupported
 
 ROUTES: tuple[tuple[str, str], ...] = (
-    ("GET", "/sandboxes/metrics"),
-    ("GET", "/sandboxes/{sandbox_id}/metrics"),
     ("PUT", "/sandboxes/{sandbox_id}/network"),
     ("POST", "/sandboxes/{sandbox_id}/snapshots"),
     ("GET", "/snapshots"),
