@@ -36,7 +36,7 @@ def test_figures_are_plausible_and_come_in_time(node, sandbox):
 def test_ranges(sandbox):
     wait_for(lambda: len(sandbox.get_metrics()) >= 2, "no second sample comes")
     first, second = sandbox.get_metrics()[:2]
-    assert timedelta(seconds=4) < second.timestamp - first.timestamp < timedelta(seconds=30)
+    assert timedelta(seconds=1) <= second.timestamp - first.timestamp < timedelta(seconds=30)  # a slow answer bears a late time
     assert [metric.timestamp for metric in sandbox.get_metrics(end=first.timestamp)] == [first.timestamp]
     assert second.timestamp in [metric.timestamp for metric in sandbox.get_metrics(start=second.timestamp)]
     assert first.timestamp not in [metric.timestamp for metric in sandbox.get_metrics(start=second.timestamp)]
