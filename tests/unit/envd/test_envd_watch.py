@@ -185,7 +185,8 @@ def test_mkdir_and_write_at_once(envd, folder):
         counts = Counter(polled.events())
         for below in ("", "/a", "/a/b", "/a/b/c", "/a/b/c/f"):
             assert counts["CREATE", f"{round_}{below}"] == 1
-        assert counts["WRITE", f"{round_}/a/b/c/f"] == 1
+        # A write that meets the first look at a new folder may be told by both; it is never missed.
+        assert counts["WRITE", f"{round_}/a/b/c/f"] in (1, 2)
 
 
 def test_five_thousand_files_and_a_client_that_reads_late(envd, folder):
