@@ -21,7 +21,7 @@ FOLDER = ROOT / "src" / "agentenv" / "_bin"
 def build() -> list[Path]:
     """Build and install both programs; returns their paths. Exits with cargo's message when the build fails."""
     if shutil.which("cargo") is None:
-        sys.exit("cargo is not installed; get Rust 1.85 or newer (https://rustup.rs, or your distribution's packages)")
+        sys.exit("cargo is not installed; get Rust 1.85 or newer, by rustup or from your distribution")
     command = ["cargo", "build", "--release", "--locked", "--target", TARGET]
     for program in PROGRAMS:
         command += ["-p", program]

@@ -210,8 +210,16 @@ unsafe fn spawn_steps(plan: &SpawnPlan<'_>) -> (SpawnStage, c_int) {
             libc::close(oom);
         }
         // Ignored signals outlive exec, and the agent may have inherited some (nohup, a shell's background job).
+        // By the raw call, because the C library keeps two signals to itself; it fails for those that cannot be changed.
+        let default = [0_u64; KERNEL_SIGACTION_WORDS];
         for signal in 1..=SIGNALS {
-            libc::signal(signal, libc::SIG_DFL); // fails for those that cannot be changed
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                std::ptr::null_mut::<u64>(),
+                SIGNAL_SET_BYTES,
+            );
         }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
@@ -238,6 +246,10 @@ unsafe fn spawn_steps(plan: &SpawnPlan<'_>) -> (SpawnStage, c_int) {
 
 /// Highest signal number of Linux (signal(7)).
 const SIGNALS: c_int = 64;
+/// The kernel's own `struct sigaction` on x86-64: handler, flags, restorer, mask; all zero is the default action.
+const KERNEL_SIGACTION_WORDS: usize = 4;
+/// Size of the kernel's signal set: one bit for each of the 64.
+const SIGNAL_SET_BYTES: usize = 8;
 
 fn errno() -> c_int {
     // SAFETY: always a valid pointer to this thread's errno.
