@@ -19,6 +19,7 @@ from agentenv.orchestrator.parts import Parts
 
 _log = logging.getLogger(__name__)
 _LOOK_MS = 1_000  # how soon a new sandbox is noticed, and one that a verb holds is tried again
+SETTLE_MS = 4_000  # a guest's first seconds belong to its first command: an emulated CPU translates what a reading needs, too
 INTERVAL_MS = 5_000  # the contract's
 _LONGEST_INTERVAL_MS = 60_000  # between tries of a guest that does not answer: it may be hung for hours
 _DEADLINE_S = 4.0  # patience with an emulated guest on a busy host; less than the interval
@@ -68,6 +69,7 @@ class _Followers:
         """Read until this life of its VM is over."""
         failures = 0
         try:
+            await self._parts.clock.sleep_ms(SETTLE_MS)
             while self._lives(sandbox_id, run_id):
                 wait_ms: float = _LOOK_MS
                 async with self._retries if failures else self._first_tries:

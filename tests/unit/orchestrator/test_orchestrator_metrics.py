@@ -11,10 +11,11 @@ import pytest
 from agentenv.config.schema import LimitsConfig
 from agentenv.core.errors import Internal, NotFound
 from agentenv.core.lifecycle import State
-from agentenv.orchestrator.sample import INTERVAL_MS, interval_ms
+from agentenv.orchestrator.sample import INTERVAL_MS, SETTLE_MS, interval_ms
 from agentenv.testing.fake_node import FakeNode
 
 _STEP_MS = 250
+FIRST_MS = SETTLE_MS + 2_000
 
 
 async def pass_time(node: FakeNode, duration_ms: int) -> None:
@@ -27,14 +28,14 @@ async def times(node: FakeNode, sandbox_id: str) -> list[int]:
     return [sample.timestamp_ms for sample in await node.orchestrator.metrics(sandbox_id, 0, None)]
 
 
-async def test_the_first_sample_comes_at_once_and_the_others_every_five_seconds(node: FakeNode) -> None:
+async def test_the_first_sample_comes_after_the_first_command_and_the_others_every_five_seconds(node: FakeNode) -> None:
     started_at_ms = node.clock.now_ms()
     sandbox_id = await node.create()
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     assert len(await times(node, sandbox_id)) == 1
     await pass_time(node, 60_000)
     found = await times(node, sandbox_id)
-    assert found[0] - started_at_ms <= 2_000
+    assert found[0] - started_at_ms <= FIRST_MS
     assert 12 <= len(found) <= 13
     assert {later - earlier for earlier, later in pairwise(found)} <= {5_000, 5_000 + _STEP_MS, 6_000}  # 6: a keeper held the lock
 
@@ -42,7 +43,7 @@ async def test_the_first_sample_comes_at_once_and_the_others_every_five_seconds(
 async def test_figures_are_the_guests_and_the_time_is_the_hosts(node: FakeNode) -> None:
     sandbox_id = await node.create()
     node.process(sandbox_id).cpu_used_percent = 37.25
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     [sample] = await node.orchestrator.metrics(sandbox_id, 0, None)
     assert (sample.cpu_count, sample.cpu_used_percent) == (1, 37.25)
     assert (sample.memory_total_bytes, sample.disk_total_bytes) == (16 << 20, 64 << 20)
@@ -80,7 +81,7 @@ async def test_a_hundred_deaf_guests_do_not_delay_the_others(ram_path: Path) -> 
 async def test_one_deaf_guest_delays_nobody_from_its_first_moment(node: FakeNode) -> None:
     deaf, healthy = await node.create(), await node.create()
     node.process(deaf).deaf = True
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     assert len(await times(node, healthy)) == 1
 
 
@@ -133,7 +134,7 @@ async def test_a_pause_ends_the_reading_at_once_and_keeps_the_samples(node: Fake
     assert process.metrics_asked == asked
     assert await times(node, sandbox_id) == before
     await node.orchestrator.resume(sandbox_id, 600)
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     after = await times(node, sandbox_id)
     assert after[:-1] == before
     assert after[-1] > before[-1] + 60_000
@@ -143,18 +144,18 @@ async def test_a_pause_ends_the_reading_at_once_and_keeps_the_samples(node: Fake
 
 async def test_a_pause_that_fails_is_read_on(node: FakeNode) -> None:
     sandbox_id = await node.create()
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     node.points.fail("blocks.capture")
     with pytest.raises(Internal):
         await node.orchestrator.pause(sandbox_id)
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     assert len(await times(node, sandbox_id)) == 2
 
 
 @pytest.mark.parametrize("verb", ["some verb", "fork"])
 async def test_nothing_is_read_while_a_verb_holds_the_sandbox(node: FakeNode, verb: str) -> None:
     sandbox_id = await node.create()
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     process = node.process(sandbox_id)
     asked = process.metrics_asked
     if verb == "fork":
@@ -177,7 +178,7 @@ async def test_nothing_is_read_while_a_verb_holds_the_sandbox(node: FakeNode, ve
 async def test_no_verb_waits_for_a_reading(node: FakeNode) -> None:
     sandbox_id = await node.create()
     node.process(sandbox_id).deaf = True
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     assert node.process(sandbox_id).metrics_asked == 1
     await asyncio.wait_for(node.orchestrator.fork(sandbox_id, 1, 600), 5)  # the node's clock stands still
     await asyncio.wait_for(node.orchestrator.kill(sandbox_id), 5)
@@ -187,7 +188,7 @@ async def test_no_verb_waits_for_a_reading(node: FakeNode) -> None:
 
 async def test_a_killed_one_keeps_its_samples_until_its_row_is_forgotten(node: FakeNode) -> None:
     sandbox_id = await node.create()
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     await node.orchestrator.kill(sandbox_id)
     await node.quiesce()
     assert node.guest.connected == set()
@@ -204,7 +205,7 @@ async def test_a_killed_one_keeps_its_samples_until_its_row_is_forgotten(node: F
 async def test_a_vm_that_dies_under_a_reading(node: FakeNode) -> None:
     sandbox_id = await node.create()
     node.process(sandbox_id).deaf = True
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     node.processes.end(node.process(sandbox_id))
     await node.quiesce()
     assert node.row(sandbox_id).state is State.KILLED
@@ -217,7 +218,7 @@ async def test_the_next_server_begins_anew(node: FakeNode) -> None:
     node.kill_server()
     await node.start_server()
     assert await times(node, sandbox_id) == []
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     assert len(await times(node, sandbox_id)) == 1
 
 
@@ -232,7 +233,7 @@ async def test_the_token_of_the_sandbox_opens_its_metrics(node: FakeNode) -> Non
 async def test_closing_the_server_ends_the_followers(node: FakeNode) -> None:
     deaf, healthy = await node.create(), await node.create()
     node.process(deaf).deaf = True
-    await pass_time(node, 2_000)
+    await pass_time(node, FIRST_MS)
     assert len(node.guest.connected) == 2
     await asyncio.wait_for(node.orchestrator.close(), 5)
     assert node.guest.connected == set()
