@@ -1,7 +1,7 @@
 """A real node for the tests here: server, blockd, QEMU guests and the official SDK, on this machine.
 
 The node keeps its downloads and its base template in one home between runs (`AENV_TEST_HOME`), so that only the first run
-pays for them. A missing prerequisite fails; nothing is skipped. After the last test the machine is searched for remains.
+pays for them; with `AENV_TEST_RUN` and `AENV_TEST_POOL_CIDR` set too, two checkouts can run side by side. A missing prerequisite fails; nothing is skipped. After the last test the machine is searched for remains.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from e2e_node import HOME, RUN, Node, free_port, remains
+from e2e_node import HOME, POOL_CIDR, RUN, Node, free_port, remains
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def node() -> Iterator[Node]:
     environment = os.environ | {
         "AENV_NODE_HOME": str(HOME),
         "AENV_NODE_RUN": str(RUN),
-        "AENV_NETWORK_POOL_CIDR": "10.117.0.0/16",
+        "AENV_NETWORK_POOL_CIDR": POOL_CIDR,
         "AENV_LIMITS_LAYERS_IN_CHAIN": "5",  # so that ten cycles meet merged chains, too
         "NO_COLOR": "1",
     }

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 HOME = Path(os.environ.get("AENV_TEST_HOME", "/var/lib/agentenv-test"))
-RUN = Path("/run/agentenv-test")
+RUN = Path(os.environ.get("AENV_TEST_RUN", "/run/agentenv-test"))
+POOL_CIDR = os.environ.get("AENV_TEST_POOL_CIDR", "10.117.0.0/16")
 AENV = Path(sys.executable).parent / "aenv"
 
 
