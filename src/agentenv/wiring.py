@@ -42,6 +42,7 @@ from agentenv.orchestrator.start import memory_stack_id
 from agentenv.proxy.limits import ProxySettings
 from agentenv.proxy.sandboxes import SandboxRoutes
 from agentenv.proxy.server import ProxyServer
+from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
@@ -49,6 +50,7 @@ from agentenv.template.base import BaseBuilder, BaseInputs
 from agentenv.template.rootfs import RootFilesystem, ensure_rootfs
 from agentenv.vmm.qemu import QemuDriver, QemuSettings
 from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
+from agentenv.volume.registry import Volumes
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[str, int | None, int | None], None]
@@ -175,6 +177,8 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         layers=layers,
         capturer=Capturer(blocks, layers, paths, clock),
         identity=identity,
+        volumes=Volumes(store.volumes, paths.volumes, clock),
+        secrets=Vault(store.secrets, paths.secret_key, clock),
         shared=Shared(config.limits.starts_at_once),
     )
 
@@ -195,6 +199,7 @@ async def _serve(config: Config) -> None:
     assets = await asyncio.to_thread(ensure_assets, config, lambda *_: None)
     async with _node(config, assets) as parts:
         orchestrator = Orchestrator(parts)
+        await parts.volumes.open()
         await reconcile.reconcile(parts)
         await _open_hot_memory(parts)
         orchestrator.open()
@@ -214,6 +219,7 @@ async def _serve(config: Config) -> None:
             await asyncio.wait_for(api_task, _CLOSE_DEADLINE_S)
         listener.close()
         await orchestrator.close()
+        await parts.volumes.close()
         await parts.slots.close()
 
 

@@ -1,7 +1,8 @@
 """A real node for the tests here: server, blockd, QEMU guests and the official SDK, on this machine.
 
 The node keeps its downloads and its base template in one home between runs (`AENV_TEST_HOME`), so that only the first run
-pays for them; with `AENV_TEST_RUN` and `AENV_TEST_POOL_CIDR` set too, two checkouts can run side by side. A missing prerequisite fails; nothing is skipped. After the last test the machine is searched for remains.
+pays for them; with `AENV_TEST_RUN` and `AENV_TEST_POOL_CIDR` set too, two checkouts can run side by side. A missing
+prerequisite fails; nothing is skipped. After the last test the machine is searched for remains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The HTTP API of a node: joins routes, errors and middleware into one ASGI app. The wire contract is E2B's.
 
-Every route but `/health` asks for a key first; every error has the contract's shape; nothing here keeps state but the
-idempotency cache. The app neither listens nor logs anywhere by itself.
+Every route but `/health` asks for a key first, or for the token of the volume it serves; every error has the contract's
+shape; nothing here keeps state but the idempotency cache. The app neither listens nor logs anywhere by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentenv.api.auth import KeyRing, require_key
 from agentenv.api.context import ApiContext
 from agentenv.api.idempotency import IdempotencyCache
 from agentenv.api.middleware import RawPath, RequestLog
-from agentenv.api.routes import health, lifecycle, logs, metrics, sandboxes, templates, unbuilt
+from agentenv.api.routes import health, lifecycle, logs, metrics, sandboxes, secrets, templates, unbuilt, volume_content, volumes
 from agentenv.api.settings import ApiSettings
 from agentenv.core.clock import Clock, SystemClock
 from agentenv.orchestrator.protocol import Orchestrator
@@ -36,10 +36,11 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
     # `unbuilt` and `metrics` come first: their literal paths would otherwise be taken for ids by the others.
-    keyed = [module.router for module in (unbuilt, metrics, sandboxes, lifecycle, logs, templates)]
+    keyed = [module.router for module in (unbuilt, metrics, sandboxes, lifecycle, logs, templates, volumes, secrets)]
     for router in keyed:
         app.include_router(router, dependencies=[Depends(require_key)])
-    errors.install(app, [route for router in (health.router, *keyed) for route in router.routes])
+    app.include_router(volume_content.router)  # asks for the volume's own token
+    errors.install(app, [route for router in (health.router, volume_content.router, *keyed) for route in router.routes])
     app.add_middleware(RawPath)
     app.add_middleware(RequestLog)
     return app

@@ -78,6 +78,11 @@ async def require_key(request: Request) -> Caller:
 def _presented_key(request: Request) -> str:
     if key := request.headers.get("x-api-key", "").strip():
         return key
+    return bearer_token(request)
+
+
+def bearer_token(request: Request) -> str:
+    """What the request carries as `Authorization: Bearer`, or an empty text."""
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     return credential.strip() if scheme.lower() == "bearer" else ""
 

@@ -1,5 +1,7 @@
 """Every failure as the one error body of the contract (section 2.1): `{"code": status, "message": text, "error_code": slug}`.
 
+Below `/volumecontent` the slug is the `code` itself: that part of the contract has a text there (section 2.9).
+
 Deliberate errors carry their status themselves, so a new class of `core.errors` needs no change here. Clients repeat
 429/502/503/504 unless told not to, therefore every reply says whether a repeat helps: `Should-Retry: false`, or `Retry-After`.
 """
@@ -23,6 +25,7 @@ from agentenv.core.errors import AgentEnvError, InvalidInput, all_errors
 RETRY_AFTER_S = 1  # starts and restores take well under a second, so a second later room is likely
 _WAIT_STATUSES = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _MESSAGE_LIMIT = 4096  # characters; a message quotes what the caller sent, which may be megabytes
+_TEXT_CODES_BELOW = "/volumecontent/"
 _SLUGS = {413: "body_too_large", 408: "body_too_slow", 422: "idempotency_key_reused"}
 
 
@@ -37,13 +40,16 @@ def error_body(status: int, message: str, error_code: str) -> dict[str, object]:
 
 
 def error_response(
-    status: int, message: str, error_code: str, *, retryable: bool = False, headers: dict[str, str] | None = None
+    status: int, message: str, error_code: str, *, retryable: bool = False, headers: dict[str, str] | None = None, path: str = ""
 ) -> Response:
-    """A complete error reply. ASCII JSON, since a message may quote text that UTF-8 cannot carry."""
+    """A complete error reply to a request for `path`. ASCII JSON, since a message may quote text that UTF-8 cannot carry."""
     retry = {"Should-Retry": "false"}
     if retryable:
         retry = {"Retry-After": str(RETRY_AFTER_S)} if status in _WAIT_STATUSES else {}
-    content = json.dumps(error_body(status, message, error_code)).encode()
+    body = error_body(status, message, error_code)
+    if path.startswith(_TEXT_CODES_BELOW):
+        body = {"code": error_code, "message": body["message"]}
+    content = json.dumps(body).encode()
     return Response(content, status, headers={**retry, **(headers or {})}, media_type="application/json")
 
 
@@ -71,11 +77,13 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(HTTPException, _on_http)
 
 
-async def _on_deliberate(_request: Request, error: Exception) -> Response:
+async def _on_deliberate(request: Request, error: Exception) -> Response:
     if not isinstance(error, AgentEnvError):
         raise error
     headers = {"WWW-Authenticate": "Bearer"} if error.status == HTTPStatus.UNAUTHORIZED else None
-    return error_response(error.status, full_message(error), error.code, retryable=error.retryable, headers=headers)
+    return error_response(
+        error.status, full_message(error), error.code, retryable=error.retryable, headers=headers, path=request.scope["path"]
+    )
 
 
 async def _on_validation(request: Request, error: Exception) -> Response:
@@ -96,7 +104,7 @@ async def _on_http(request: Request, error: Exception) -> Response:
         message = f"method {request.method} is not allowed on {request.scope['path'][:200]}"
         headers["Allow"] = ", ".join(_allowed_methods(request))
     slug = _SLUGS.get(status) or HTTPStatus(status).phrase.lower().replace(" ", "_")
-    return error_response(status, message, slug, headers=headers)
+    return error_response(status, message, slug, headers=headers, path=request.scope["path"])
 
 
 def _allowed_methods(request: Request) -> list[str]:

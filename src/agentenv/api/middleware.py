@@ -68,7 +68,9 @@ class RequestLog:
             _log.exception("unexpected error, request %s", request_id, extra={"request_id": request_id})
             if status:
                 raise  # half an answer is out; only closing the connection is honest now
-            response = error_response(500, f"internal error {request_id}\nlook for this id in the server's log", "internal")
+            response = error_response(
+                500, f"internal error {request_id}\nlook for this id in the server's log", "internal", path=scope["path"]
+            )
             await response(scope, receive, send_with_id)
         finally:
             _write_line(scope, state, request_id, status, (time.monotonic() - started) * 1000)

@@ -122,6 +122,35 @@ class ForkBody(_Body):
     count: int = Field(1, ge=1, le=100)
 
 
+class NewVolumeBody(_Body):
+    """`POST /volumes`."""
+
+    name: str
+
+
+class VolumeAttributesBody(_Body):
+    """`PATCH /volumecontent/{id}/path`."""
+
+    uid: int | None = None
+    gid: int | None = None
+    mode: int | None = None
+
+
+class NewSecretBody(_Body):
+    """`POST /secrets`."""
+
+    name: str
+    value: str = Field(repr=False)
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+class SecretUpdateBody(_Body):
+    """`POST /secrets/{id}`; metadata that is absent is kept."""
+
+    value: str = Field(repr=False)
+    metadata: dict[str, str] | None = None
+
+
 def check_timeout(timeout_s: int, max_timeout_hours: int, *, lowest_s: int = 1) -> int:
     """`timeout_s` when it is legal. InvalidInput naming the field and the legal range (contract section 2.2)."""
     if timeout_s < lowest_s:

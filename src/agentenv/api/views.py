@@ -8,7 +8,8 @@ from typing import TypedDict
 from agentenv.api.errors import error_body
 from agentenv.core.clock import rfc3339
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Template
+from agentenv.core.model import ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Template, Volume
+from agentenv.volume.tree import Entry
 
 CLIENT_ID = "local"  # the contract demands the field; it named a host once and means nothing to the SDKs
 
@@ -118,6 +119,30 @@ class LogEntryView(TypedDict):
     fields: dict[str, str]
 
 
+class VolumeView(TypedDict):
+    """`Volume`: one of a list."""
+
+    volumeID: str
+    name: str
+
+
+class VolumeWithTokenView(VolumeView):
+    """`VolumeAndToken`: one volume made or asked for. `domain` is left out: content is reached where the API is."""
+
+    token: str
+
+
+class SecretView(TypedDict):
+    """`Secret`: everything but the value."""
+
+    secretID: str
+    name: str
+    currentVersion: int
+    metadata: dict[str, str]
+    createdAt: str
+    updatedAt: str
+
+
 def sandbox_view(sandbox: Sandbox, domain: str) -> SandboxView:
     """The reply that gives a client what it needs to reach `sandbox`."""
     return {
@@ -201,6 +226,45 @@ def template_detail_view(template: Template) -> dict[str, object]:
         "envdVersion": template.envd_version,
     }
     return {**template_view(template), "builds": [build]}
+
+
+def volume_view(volume: Volume) -> VolumeView:
+    """`volume` as lists show it."""
+    return {"volumeID": volume.volume_id, "name": volume.name}
+
+
+def volume_with_token_view(volume: Volume) -> VolumeWithTokenView:
+    """`volume` with the token for its content."""
+    return {**volume_view(volume), "token": volume.token}
+
+
+def entry_view(entry: Entry) -> dict[str, object]:
+    """`VolumeEntryStat`: what a volume has at one path."""
+    view: dict[str, object] = {
+        "name": entry.path.rpartition("/")[2],
+        "type": entry.kind,
+        "path": entry.path,
+        "size": entry.size_bytes,
+        "mode": entry.mode,
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "atime": rfc3339(entry.accessed_ms),
+        "mtime": rfc3339(entry.modified_ms),
+        "ctime": rfc3339(entry.changed_ms),
+    }
+    return view if entry.target is None else {**view, "target": entry.target}
+
+
+def secret_view(secret: Secret) -> SecretView:
+    """`secret` without its value."""
+    return {
+        "secretID": secret.secret_id,
+        "name": secret.name,
+        "currentVersion": secret.version,
+        "metadata": secret.metadata,
+        "createdAt": rfc3339(secret.created_at_ms),
+        "updatedAt": rfc3339(secret.updated_at_ms),
+    }
 
 
 def metric_view(sample: MetricSample) -> MetricView:

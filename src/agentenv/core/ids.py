@@ -14,6 +14,7 @@ import uuid
 SANDBOX_ID = re.compile(r"^[a-z0-9]{1,64}$")
 TEMPLATE_NAME = re.compile(r"^[a-z0-9-_]+$")
 TAG = re.compile(r"^[a-z0-9-_.]+$")
+SECRET_ID_PREFIX = "sec_"
 _ALPHABET = string.ascii_lowercase + string.digits
 
 
@@ -34,6 +35,16 @@ def new_template_id() -> str:
 def new_snapshot_id() -> str:
     """A new snapshot id: `s` + 20 lowercase alphanumerics."""
     return "s" + _random_word(20)
+
+
+def new_volume_id() -> str:
+    """A new volume id: `v` + 20 lowercase alphanumerics; it is also the name of its folder."""
+    return "v" + _random_word(20)
+
+
+def new_secret_id() -> str:
+    """A new secret id: `sec_` + 20 lowercase alphanumerics; no secret's name may begin like that (contract section 2.9)."""
+    return SECRET_ID_PREFIX + _random_word(20)
 
 
 def new_layer_id() -> str:

@@ -86,6 +86,29 @@ class RunningVm:
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """A named directory tree of the node that sandboxes mount and that outlives them. Whoever has `token` may change its content."""
+
+    volume_id: str
+    name: str
+    token: str = field(repr=False)
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A named value that is stored encrypted and never given back to callers. `sealed` is the newest version, base64."""
+
+    secret_id: str
+    name: str
+    version: int
+    sealed: str = field(repr=False)
+    metadata: dict[str, str]
+    created_at_ms: int
+    updated_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """One sandbox as the store knows it."""
 

@@ -43,6 +43,16 @@ class NodePaths:
         return self.home / "layers"
 
     @property
+    def volumes(self) -> Path:
+        """One folder per volume, named by its id; for the owner only."""
+        return self.home / "volumes"
+
+    @property
+    def secret_key(self) -> Path:
+        """The key that secrets are encrypted with, readable by the owner only."""
+        return self.home / "secret-key"
+
+    @property
     def log(self) -> Path:
         """Logs of the server and of blockd."""
         return self.home / "log"

@@ -23,10 +23,12 @@ from agentenv.core.paths import NodePaths
 from agentenv.guest.client import GuestClient
 from agentenv.network.slots import SlotPool
 from agentenv.orchestrator.metric_history import MetricHistory
+from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
 from agentenv.vmm.driver import Vm, Vmm
+from agentenv.volume.registry import Volumes
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,6 +49,8 @@ class Parts:
     layers: LayerStore
     capturer: Capturer
     identity: VmIdentity
+    volumes: Volumes
+    secrets: Vault
     shared: Shared
 
 

@@ -9,10 +9,22 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
+from agentenv.secret.vault import Vault
+from agentenv.volume.registry import Volumes
 
 
 class Orchestrator(Protocol):
-    """Lifecycle of the sandboxes of one node."""
+    """Lifecycle of the sandboxes of one node, and what they may use."""
+
+    @property
+    def volumes(self) -> Volumes:
+        """The node's volumes."""
+        ...
+
+    @property
+    def secrets(self) -> Vault:
+        """The node's secrets."""
+        ...
 
     async def create(self, request: CreateRequest) -> Sandbox:
         """Start a sandbox from a template; returns once its guest answers. NotFound: unknown template. LimitReached: node full."""

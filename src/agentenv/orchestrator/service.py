@@ -11,6 +11,8 @@ from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
 from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume, sample
 from agentenv.orchestrator.parts import Parts
+from agentenv.secret.vault import Vault
+from agentenv.volume.registry import Volumes
 
 T = TypeVar("T")
 
@@ -21,6 +23,16 @@ class Orchestrator:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._keepers: list[asyncio.Task[None]] = []
+
+    @property
+    def volumes(self) -> Volumes:
+        """The node's volumes."""
+        return self._parts.volumes
+
+    @property
+    def secrets(self) -> Vault:
+        """The node's secrets."""
+        return self._parts.secrets
 
     def open(self) -> None:
         """Start acting on timeouts and on stalled disks, and reading the guests' metrics."""

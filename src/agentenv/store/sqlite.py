@@ -25,9 +25,10 @@ from pydantic import TypeAdapter
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State, is_allowed
-from agentenv.core.model import LogEntry, Sandbox, Snapshot, Template
+from agentenv.core.model import LogEntry, Sandbox, Secret, Snapshot, Template, Volume
 from agentenv.core.tasks import wait_done
-from agentenv.store.schema import CREATE, VERSION
+from agentenv.store.schema import STEPS, VERSION
+from agentenv.store.shelf import TableShelf
 
 T = TypeVar("T")
 _SANDBOX = TypeAdapter(Sandbox)
@@ -48,6 +49,8 @@ class Store:
         self._sandboxes: dict[str, Sandbox] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._templates: dict[str, Template] = {}
+        self.volumes = TableShelf("volumes", Volume, "volume_id", self._execute)
+        self.secrets = TableShelf("secrets", Secret, "secret_id", self._execute)
         self._rows: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one writer per sandbox
 
     async def open(self) -> None:
@@ -229,14 +232,16 @@ class Store:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._db.executescript(f"BEGIN; {CREATE} PRAGMA user_version = {VERSION}; COMMIT;")
-            elif found != VERSION:
+            if found > VERSION:
                 raise HostNotReady(f"{self._path} has schema {found}, this server knows {VERSION}", "use the version that wrote it")
+            for number, step in enumerate(STEPS[found:], start=found + 1):
+                self._db.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")
             load = self._db.execute
             self._sandboxes = {s.sandbox_id: s for (b,) in load("SELECT body FROM sandboxes") for s in [_SANDBOX.validate_json(b)]}
             self._snapshots = {s.snapshot_id: s for (b,) in load("SELECT body FROM snapshots") for s in [_SNAPSHOT.validate_json(b)]}
             self._templates = {t.template_id: t for (b,) in load("SELECT body FROM templates") for t in [_TEMPLATE.validate_json(b)]}
+            self.volumes.load(self._db)
+            self.secrets.load(self._db)
         except (sqlite3.DatabaseError, ValueError) as error:
             raise DataCorrupt(
                 f"the node's database {self._path} cannot be read: {error}", "restore it from a copy, or move it away"

@@ -22,6 +22,7 @@ from agentenv.orchestrator import reconcile, sweep
 from agentenv.orchestrator.parts import Parts, Shared
 from agentenv.orchestrator.service import Orchestrator
 from agentenv.orchestrator.start import memory_stack_id
+from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer, state_file
 from agentenv.snapshot.layers import LayerStore
 from agentenv.testing.failpoints import Failpoints, InlineExecutor
@@ -31,6 +32,7 @@ from agentenv.testing.fake_orchestrator import ManualClock
 from agentenv.testing.fake_slots import FakeNetwork, FakeSlots
 from agentenv.testing.fake_store import FailingStore
 from agentenv.testing.fake_vmm import FakeProcess, FakeProcesses, FakeVmm
+from agentenv.volume.registry import Volumes
 
 TEMPLATE = "base"
 _MACHINE = Machine(vcpu_count=1, memory_mb=16, disk_mb=64)
@@ -112,11 +114,12 @@ class FakeNode:
         layers = LayerStore(self.paths.layers)
         blocks = FakeBlocks(self.devices, points)
         vmm = FakeVmm(self.processes, points)
+        store = FailingStore(self.paths.database, self.clock, points)
         return Parts(
             config=self.config,
             paths=self.paths,
             clock=self.clock,
-            store=FailingStore(self.paths.database, self.clock, points),
+            store=store,
             blocks=blocks,  # type: ignore[arg-type]
             slots=FakeSlots(self.layout, self.network, points),  # type: ignore[arg-type]
             vmm=vmm,
@@ -124,6 +127,8 @@ class FakeNode:
             layers=layers,
             capturer=Capturer(blocks, layers, self.paths, self.clock),  # type: ignore[arg-type]
             identity=vmm.identity("kernel", "initramfs"),
+            volumes=Volumes(store.volumes, self.paths.volumes, self.clock),
+            secrets=Vault(store.secrets, self.paths.secret_key, self.clock),
             shared=Shared(self.config.limits.starts_at_once),
         )
 

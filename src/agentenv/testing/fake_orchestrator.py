@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentenv.core import ids
@@ -20,6 +22,9 @@ from agentenv.core.clock import Clock, SystemClock, rfc3339
 from agentenv.core.errors import AgentEnvError, Conflict, Internal, InvalidInput, LimitReached, NotFound
 from agentenv.core.lifecycle import VISIBLE, State, is_allowed
 from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Machine, MetricSample, Page, Sandbox, SandboxFilter, Template
+from agentenv.secret.vault import Vault
+from agentenv.testing.fake_store import MemoryShelf
+from agentenv.volume.registry import Volumes
 
 _GONE = frozenset({State.KILLING, State.KILLED})
 _HOLDS_ROOM = frozenset({State.CREATING, State.RUNNING, State.PAUSING, State.RESUMING, State.FORKING})
@@ -87,6 +92,9 @@ class FakeOrchestrator:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._failures: defaultdict[str, deque[BaseException]] = defaultdict(deque)
         self._holds: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
+        self.home = TemporaryDirectory(prefix="aenv-fake-")  # goes when this is collected
+        self.volumes = Volumes(MemoryShelf("volume_id"), Path(self.home.name) / "volumes", self.clock)
+        self.secrets = Vault(MemoryShelf("secret_id"), Path(self.home.name) / "secret-key", self.clock)
 
     # -- steering, for tests
 

@@ -1,12 +1,13 @@
-"""The real store, whose commits can be told to fail."""
+"""The real store, whose commits can be told to fail; and a shelf in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from agentenv.core.clock import Clock
+from agentenv.store.shelf import Noun
 from agentenv.store.sqlite import Store
 from agentenv.testing.failpoints import Failpoints, InlineExecutor
 
@@ -22,3 +23,27 @@ class FailingStore(Store):
     async def _execute(self, *statements: tuple[str, tuple[Any, ...]], mirror: Callable[[], object] = lambda: None) -> None:
         await self._points.hit("store.commit")
         await super()._execute(*statements, mirror=mirror)
+
+
+class MemoryShelf(Generic[Noun]):
+    """Implements `store.shelf.Shelf` without a file."""
+
+    def __init__(self, id_field: str) -> None:
+        self._id_field = id_field
+        self._nouns: dict[str, Noun] = {}
+
+    def get(self, noun_id: str) -> Noun | None:
+        """The noun of that id, or None."""
+        return self._nouns.get(noun_id)
+
+    def all(self) -> list[Noun]:
+        """Every noun, in the order they came."""
+        return list(self._nouns.values())
+
+    async def put(self, noun: Noun) -> None:
+        """Add it, or replace the one of the same id."""
+        self._nouns[str(getattr(noun, self._id_field))] = noun
+
+    async def remove(self, noun_id: str) -> None:
+        """Forget it."""
+        self._nouns.pop(noun_id, None)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 from agentenv.core import ids
 from agentenv.core.errors import Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State
-from agentenv.core.model import LogEntry, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity
+from agentenv.core.model import LogEntry, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity, Volume
 from agentenv.store import sqlite as sqlite_module
+from agentenv.store.schema import STEPS
 from agentenv.store.sqlite import Store
 from agentenv.testing.fake_orchestrator import ManualClock
 
@@ -275,3 +277,24 @@ async def test_a_snapshot_that_is_gone_is_not_found(store: Store) -> None:
     await store.remove_snapshot("s1")
     with pytest.raises(NotFound):
         store.snapshot("s1")
+
+
+@pytest.mark.parametrize("version", range(len(STEPS)))
+async def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "old.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        for step in STEPS[:version]:
+            database.executescript(step)
+        database.execute(f"PRAGMA user_version = {version}")
+    store = Store(path, ManualClock())
+    await store.open()
+    volume = Volume("v1", "data", "token", 1)
+    await store.volumes.put(volume)
+    await store.volumes.put(replace(volume, name="other"))
+    await store.close()
+    again = Store(path, ManualClock())
+    await again.open()
+    assert [one.name for one in again.volumes.all()] == ["other"]
+    await again.volumes.remove("v1")
+    assert again.volumes.get("v1") is None
+    await again.close()

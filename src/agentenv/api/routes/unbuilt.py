@@ -36,15 +36,6 @@ ROUTES: tuple[tuple[str, str], ...] = (
     ("POST", "/v2/templates/{template_id}/builds/{build_id}"),
     ("GET", "/templates/{template_id}/builds/{build_id}/status"),
     ("GET", "/templates/{template_id}/builds/{build_id}/logs"),
-    ("GET", "/volumes"),
-    ("POST", "/volumes"),
-    ("GET", "/volumes/{volume_id}"),
-    ("DELETE", "/volumes/{volume_id}"),
-    ("GET", "/secrets"),
-    ("POST", "/secrets"),
-    ("GET", "/secrets/{secret_id}"),
-    ("POST", "/secrets/{secret_id}"),
-    ("DELETE", "/secrets/{secret_id}"),
     ("GET", "/teams"),
 )
 
