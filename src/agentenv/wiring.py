@@ -47,6 +47,7 @@ from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
 from agentenv.template.base import BaseBuilder, BaseInputs
+from agentenv.template.recipes import RECIPES, Recipe
 from agentenv.template.rootfs import RootFilesystem, ensure_rootfs
 from agentenv.vmm.qemu import QemuDriver, QemuSettings
 from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
@@ -95,37 +96,51 @@ def accelerator_of(config: Config) -> str:
     return "kvm" if kind == "usable" and config.vmm.accelerator != "tcg" else "tcg"
 
 
-def _rootfs(config: Config, progress: Progress) -> RootFilesystem:
-    guest = config.guest
-    return ensure_rootfs(paths_of(config).cache, release=guest.rootfs_suite, size_bytes=guest.disk_mb << 20, progress=progress)
+def _rootfs(config: Config, recipe: Recipe, progress: Progress) -> RootFilesystem:
+    return ensure_rootfs(
+        paths_of(config).cache,
+        packages=recipe.packages,
+        files=recipe.files(),
+        commands=recipe.commands,
+        release=config.guest.rootfs_suite,
+        size_bytes=config.guest.disk_mb << 20,
+        progress=progress,
+    )
 
 
 def prepare(config: Config, progress: Progress) -> None:
-    """First-run set-up: keys, guest assets, base template. Quick when all is there. The server must not run."""
+    """First-run set-up: keys, guest assets, built-in templates. Quick when all is there. The server must not run."""
     paths = paths_of(config)
     paths.home.mkdir(parents=True, exist_ok=True)
     if not paths.api_key.exists():
         files.write_atomic(paths.api_key, new_api_key().encode() + b"\n", 0o600)
     assets = ensure_assets(config, progress)
-    rootfs = _rootfs(config, progress)
-    asyncio.run(_prepare_base(config, assets, rootfs, progress))
+    asyncio.run(_prepare_templates(config, assets, progress))
 
 
-async def _prepare_base(config: Config, assets: Assets, rootfs: RootFilesystem, progress: Progress) -> None:
+async def _prepare_templates(config: Config, assets: Assets, progress: Progress) -> None:
+    """Make those built-in templates that are missing, or were made from other inputs."""
     async with _node(config, assets) as parts:
-        builder = _base_builder(parts)
-        if builder.up_to_date(rootfs.digest):
+        stale: list[tuple[BaseBuilder, RootFilesystem]] = []
+        for recipe in RECIPES.values():
+            rootfs = await asyncio.to_thread(_rootfs, config, recipe, progress)
+            builder = _base_builder(parts, recipe)
+            if not builder.up_to_date(rootfs.digest):
+                stale.append((builder, rootfs))
+        if not stale:
             return
-        inputs = BaseInputs(rootfs.path, rootfs.digest, assets.kernel.vmlinux, assets.initramfs.path)
         await reconcile.reconcile(parts)
         try:
-            await builder.build(inputs, progress)
+            for builder, rootfs in stale:
+                inputs = BaseInputs(rootfs.path, rootfs.digest, assets.kernel.vmlinux, assets.initramfs.path)
+                await builder.build(inputs, progress)
         finally:
             await parts.slots.close()
 
 
-def _base_builder(parts: Parts) -> BaseBuilder:
+def _base_builder(parts: Parts, recipe: Recipe) -> BaseBuilder:
     return BaseBuilder(
+        recipe,
         store=parts.store,
         blocks=parts.blocks,
         slots=parts.slots,

@@ -1,12 +1,14 @@
-"""The template `base`: a Debian file system, booted once, warmed, captured. Needs no image registry.
+"""Built-in templates: a recipe's Debian file system, booted once, its service started, warmed, captured. Needs no image registry.
 
 The only cold boot in the product happens here. What follows it is there for every sandbox: the guest is left with the
-programs every first command needs in its page cache, and with nothing that belongs to one sandbox.
+programs every first command needs in its page cache, with the recipe's service running, and with nothing that belongs to one
+sandbox.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,26 +28,23 @@ from agentenv.network.slots import SlotPool
 from agentenv.snapshot.capture import Captured, CapturePlan, Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
+from agentenv.template.recipes import READY_DEADLINE_S, Recipe
 from agentenv.vmm.driver import BootSpec, Vm, Vmm, VmSpec
 from agentenv.vmm.identity import differences
 
-NAME = "base"
 Progress = Callable[[str, int | None, int | None], None]
-_WARM_DEADLINE_S = 120.0
+_COMMAND_DEADLINE_S = 300.0  # a warm-up imports what sessions use most; under emulation that is tens of seconds of work
+_START_DEADLINE_S = 30.0
+_READY_INTERVAL_S = 1.0
 _CONSOLE_TAIL_CHARS = 2000
 
-#: Run once in the guest before the capture. Each line is something that nearly every session does first; the pages it
-#: reads are then in the snapshot's memory and shared by all sandboxes. The last lines leave nothing half-written.
-_WARM_UP = """
-su - user -c 'true' ; /bin/bash -l -c 'ls -la /home/user; cat /etc/os-release; env' >/dev/null
-python3 -c 'import json, os, sys, subprocess, socket, http.server' ; git --version ; curl --version >/dev/null
-sync ; echo 1 > /proc/sys/vm/compact_memory ; sync
-"""
+#: After the warm-up: leaves nothing half-written, and the free memory in one piece.
+_SETTLE = "sync ; echo 1 > /proc/sys/vm/compact_memory ; sync"
 
 
 @dataclass(frozen=True, slots=True)
 class BaseInputs:
-    """What the base template is made from."""
+    """What a built-in template is made from."""
 
     rootfs: Path
     rootfs_digest: str
@@ -54,10 +53,11 @@ class BaseInputs:
 
 
 class BaseBuilder:
-    """Builds the base template of a node."""
+    """Builds one built-in template of a node."""
 
     def __init__(
         self,
+        recipe: Recipe,
         *,
         store: Store,
         blocks: BlockClient,
@@ -71,13 +71,14 @@ class BaseBuilder:
         identity: VmIdentity,
         config: GuestConfig,
     ) -> None:
+        self._recipe = recipe
         self._store, self._blocks, self._slots, self._vmm, self._guest = store, blocks, slots, vmm, guest
         self._layers, self._capturer, self._paths, self._clock = layers, capturer, paths, clock
         self._identity, self._config = identity, config
 
     def up_to_date(self, rootfs_digest: str) -> bool:
         """Whether the template exists, was made from these inputs and can run on this host."""
-        template = self._store.template(NAME)
+        template = self._store.template(self._recipe.name)
         if template is None or template.machine != self._machine():
             return False
         snapshot = self._store.snapshot(template.snapshot_id)
@@ -85,12 +86,13 @@ class BaseBuilder:
             self._identity.kernel_sha256,
             self._identity.initramfs_sha256,
         )
-        return made_here and snapshot.disk_layers[0] == _base_layer(rootfs_digest) and not differences(snapshot.identity, self._identity)
+        same_inputs = snapshot.disk_layers[0] == self._base_layer(rootfs_digest)
+        return made_here and same_inputs and not differences(snapshot.identity, self._identity)
 
     async def build(self, inputs: BaseInputs, progress: Progress) -> Template:
         """Make or replace the template. Sandboxes of a former one are not touched."""
         plan = CapturePlan(new_snapshot_id(), self._layers.new_id(), self._layers.new_id())
-        upper, base = self._layers.new_id(), _base_layer(inputs.rootfs_digest)
+        upper, base = self._layers.new_id(), self._base_layer(inputs.rootfs_digest)
         with self._layers.announced(plan.memory_layer, plan.fresh_upper, upper, base):
             if not self._layers.path(base).exists():
                 progress("put the root file system into the layer store", None, None)
@@ -99,14 +101,20 @@ class BaseBuilder:
             return await self._record(captured.snapshot, envd_version)
 
     def _machine(self) -> Machine:
-        return Machine(self._config.vcpu_count, self._config.memory_mb, self._config.disk_mb)
+        memory_mb = max(self._config.memory_mb, self._recipe.min_memory_mb)
+        return Machine(self._config.vcpu_count, memory_mb, self._config.disk_mb)
+
+    def _base_layer(self, rootfs_digest: str) -> str:
+        """The layer id of a root file system for this recipe: another start or warm-up makes another template of it."""
+        made_from = f"{rootfs_digest} {self._recipe.guest_digest}"
+        return f"rootfs-{hashlib.sha256(made_from.encode()).hexdigest()[:32]}"
 
     async def _boot_and_capture(
         self, inputs: BaseInputs, plan: CapturePlan, base: str, upper: str, progress: Progress
     ) -> tuple[Captured, str]:
         run_id = new_run_id()
         async with Cleanup() as cleanup:
-            progress("boot the base template", None, None)
+            progress(f"boot the template {self._recipe.name}", None, None)
             slot = await self._slots.acquire()
             cleanup.push("network slot", lambda: self._slots.release(slot.number))
             record = RunningVm(run_id, slot.number, f"boot-{run_id}", f"disk-{run_id}", (), (base,), upper)
@@ -115,13 +123,13 @@ class BaseBuilder:
             vm = await self._vmm.boot(spec, boot)
             cleanup.push("VMM", vm.kill)
             envd_version = await self._wait_and_warm(vm, spec, slot, progress)
-            progress("capture the base template", None, None)
+            progress(f"capture the template {self._recipe.name}", None, None)
             record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
             captured = await self._capturer.capture(plan, vm, record, self._machine(), self._identity)
         return captured, envd_version
 
     async def _spec(self, record: RunningVm, slot: layout.Slot, cleanup: Cleanup) -> VmSpec:
-        size_bytes = self._config.memory_mb << 20
+        size_bytes = self._machine().memory_mb << 20
         cleanup.push("memory", lambda: self._blocks.close_stack(record.memory_stack, force=True))
         memory = await self._blocks.open(record.memory_stack, (), None, size_bytes, "page")
         cleanup.push("disk", lambda: self._blocks.close_stack(record.disk_stack, force=True))
@@ -132,7 +140,7 @@ class BaseBuilder:
         return VmSpec("aenv-template", work, self._machine(), memory.path, disk.path, slot.namespace, layout.TAP, layout.GUEST_MAC)
 
     async def _wait_and_warm(self, vm: Vm, spec: VmSpec, slot: layout.Slot, progress: Progress) -> str:
-        nobody = GuestIdentity("template", NAME, "", {}, self._config.dns_servers)  # no token: every restore sets its own
+        nobody = GuestIdentity("template", self._recipe.name, "", {}, self._config.dns_servers)  # no token: every restore sets its own
         ended = asyncio.create_task(vm.ended())
         ready = asyncio.create_task(self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s))
         try:
@@ -146,19 +154,40 @@ class BaseBuilder:
         finally:
             ended.cancel()
             ready.cancel()
-        progress("warm the base template", None, None)
-        code, output = await self._guest.run(slot.namespace, _WARM_UP, _WARM_DEADLINE_S)
-        if code != 0:
-            raise Internal(f"the base template's warm-up failed with status {code}: {output[-500:]}")
+        await self._start(slot.namespace, progress)
+        progress(f"warm the template {self._recipe.name}", None, None)
+        for command in filter(None, (self._recipe.warm_up, _SETTLE)):
+            await self._run(slot.namespace, command, _COMMAND_DEADLINE_S, "warm-up")
         return version
+
+    async def _start(self, namespace: str, progress: Progress) -> None:
+        """Start the recipe's service, if it has one, and wait until it is ready."""
+        if not self._recipe.start:
+            return
+        progress(f"start the service of the template {self._recipe.name}", None, None)
+        await self._run(namespace, self._recipe.start, _START_DEADLINE_S, "start command")
+        loop = asyncio.get_running_loop()
+        end = loop.time() + READY_DEADLINE_S
+        while True:
+            code, output = await self._guest.run(namespace, self._recipe.ready, _START_DEADLINE_S)
+            if code == 0:
+                return
+            if loop.time() >= end:
+                raise Internal(f"the service of template {self._recipe.name} was not ready within {READY_DEADLINE_S:g} s: {output[-500:]}")
+            await asyncio.sleep(_READY_INTERVAL_S)
+
+    async def _run(self, namespace: str, command: str, deadline_s: float, what: str) -> None:
+        code, output = await self._guest.run(namespace, command, deadline_s)
+        if code != 0:
+            raise Internal(f"the {what} of template {self._recipe.name} failed with status {code}: {output[-500:]}")
 
     async def _record(self, snapshot: Snapshot, envd_version: str) -> Template:
         now_ms = self._clock.now_ms()
-        former = self._store.template(NAME)
+        former = self._store.template(self._recipe.name)
         template = Template(
             template_id=former.template_id if former else new_template_id(),
             build_id=new_build_id(),
-            name=NAME,
+            name=self._recipe.name,
             snapshot_id=snapshot.snapshot_id,
             machine=snapshot.machine,
             envd_version=envd_version,
@@ -169,11 +198,6 @@ class BaseBuilder:
         await self._store.add_snapshot(snapshot)
         await self._store.put_template(template)
         return template
-
-
-def _base_layer(rootfs_digest: str) -> str:
-    """The layer id of a root file system: by its digest, so that a rebuild shares it."""
-    return f"rootfs-{rootfs_digest[:32]}"
 
 
 def _boot_settings() -> str:

@@ -1,4 +1,4 @@
-"""The base root file system: a small Debian in an ext4 image, made without a mount or a loop device.
+"""Root file systems of the built-in templates: a small Debian in an ext4 image, made without a mount or a loop device.
 
     <cache>/assets/rootfs-<digest>/root.ext4   sparse raw image, file system label "root"
 
@@ -14,8 +14,10 @@ every guest would spend its first minutes writing zeros in the background, into 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import uuid
@@ -40,13 +42,16 @@ BASE_PACKAGES = (
     "git",
     "iproute2",
     "ncurses-bin",
+    "nodejs",
     "openssl",
     "procps",
     "python-is-python3",
     "python3",
+    "python3-pip",
+    "python3-venv",
     "sudo",
 )
-"""What clients of the API take for granted in a guest, beside Debian's own essential packages and apt."""
+"""What clients of the API take for granted in a guest (contract section 5.1), beside Debian's own essential packages and apt."""
 
 EXCLUDED_PATHS = (
     "/usr/share/doc/*",
@@ -69,10 +74,23 @@ JOURNAL_MIB = 32
 BOOTSTRAP_TIMEOUT_S = 1800.0
 MAKE_IMAGE_TIMEOUT_S = 600.0
 
+STAGED = "staged"
+"""Where our own files lie, beside the tree, until they are copied in."""
+
 _NAMESPACE = uuid.UUID("5b0c9c1e-5d4f-4f0e-9a55-6d1f2f7f6b11")
 """Fixed, so that the file system's own ids follow from the digest."""
 _FAKE_TIME = "1700000000"
 """The creation time written into the file system: a constant, so that it says nothing about when or where."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestFile:
+    """A file of our own in a guest's root file system; it belongs to root."""
+
+    path: str
+    """Absolute. Its folders are made where they are missing, owned by root with mode 755."""
+    content: bytes
+    mode: int = 0o644
 
 
 @dataclass(frozen=True)
@@ -93,25 +111,30 @@ def ensure_rootfs(
     cache: Path,
     *,
     packages: Sequence[str] = (),
+    files: Sequence[GuestFile] = (),
+    commands: Sequence[str] = (),
     release: str = DEFAULT_RELEASE,
     size_bytes: int = DEFAULT_SIZE_BYTES,
     mirror: DebianMirror | None = None,
     verify: bool = False,
     progress: Progress = no_progress,
 ) -> RootFilesystem:
-    """The base image with `packages` added to the base list, from the cache or made now (about a minute).
+    """The base image with `packages` added to the base list, from the cache or made now (minutes).
 
-    Needs root, mmdebstrap and mke2fs. Raises InvalidInput (size or name of a package), HostNotReady (a tool or a mirror is
-    missing), Internal (mmdebstrap or mke2fs failed; the end of what it said is in the message).
+    `files` are put in after the packages, then `commands` run as root in the new file system, each by `sh -e`. Needs root,
+    mmdebstrap and mke2fs. Raises InvalidInput (size, or name of a package or file), HostNotReady (a tool or a mirror is
+    missing), Internal (mmdebstrap, a command or mke2fs failed; the end of what it said is in the message).
     """
     names = sorted({*BASE_PACKAGES, *packages})
-    _check(names, release, size_bytes)
+    _check(names, files, release, size_bytes)
     inputs = {
         "format": FORMAT,
         "packages": names,
         "release": release,
         "size_bytes": size_bytes,
         "excluded": [*EXCLUDED_PATHS, *INCLUDED_PATHS],
+        "files": [[file.path, file.mode, hashlib.sha256(file.content).hexdigest()] for file in files],
+        "commands": list(commands),
     }
     digest = digest_of(inputs)
 
@@ -119,7 +142,8 @@ def ensure_rootfs(
         used = mirror or host_mirror()
         with tempfile.TemporaryDirectory(dir=folder, prefix=".tree-") as work:
             tree = Path(work) / "root"
-            _bootstrap(tree, names, release, used, progress)
+            _stage(tree.parent / STAGED, files)
+            _bootstrap(tree, names, commands, release, used, progress)
             _finish_tree(tree, release, used)
             installed = installed_packages((tree / "var/lib/dpkg/status").read_text(encoding="utf-8"))
             progress("make file system", None, None)
@@ -169,10 +193,13 @@ def guest_sources(release: str, mirror: DebianMirror) -> str:
     )
 
 
-def _check(names: Sequence[str], release: str, size_bytes: int) -> None:
+def _check(names: Sequence[str], files: Sequence[GuestFile], release: str, size_bytes: int) -> None:
     for name in names:
         if not re.match(r"^[a-z0-9][a-z0-9+.-]+$", name):
             raise InvalidInput(f"not a Debian package name: {name!r}")
+    for file in files:
+        if not file.path.startswith("/") or {"", ".", ".."} & set(file.path.split("/")[1:]):
+            raise InvalidInput(f"not an absolute path of a file: {file.path!r}")
     if not re.match(r"^[a-z]+$", release):
         raise InvalidInput(f"not a Debian release name: {release!r}", "use a code name such as bookworm")
     if not MIN_SIZE_BYTES <= size_bytes <= MAX_SIZE_BYTES or size_bytes % 4096:
@@ -182,8 +209,21 @@ def _check(names: Sequence[str], release: str, size_bytes: int) -> None:
         )
 
 
-def _bootstrap(tree: Path, names: Sequence[str], release: str, mirror: DebianMirror, progress: Progress) -> None:
-    """Let mmdebstrap install the packages and add the user."""
+def _stage(folder: Path, files: Sequence[GuestFile]) -> None:
+    """Lay out our own files as they will be in the guest, so that one copy with owners and modes puts them in."""
+    folder.mkdir()
+    folder.chmod(0o755)  # its mode becomes that of the guest's root folder
+    for file in files:
+        path = folder / file.path.removeprefix("/")
+        for missing in [parent for parent in reversed(path.parents) if not parent.exists()]:
+            missing.mkdir()
+            missing.chmod(0o755)
+        path.write_bytes(file.content)
+        path.chmod(file.mode)
+
+
+def _bootstrap(tree: Path, names: Sequence[str], commands: Sequence[str], release: str, mirror: DebianMirror, progress: Progress) -> None:
+    """Let mmdebstrap install the packages, add the user, put in the staged files and run the commands."""
     keyring = mirror.signed_by
     if "BEGIN PGP" in keyring:
         key_file = tree.parent / "archive-key.asc"
@@ -195,6 +235,8 @@ def _bootstrap(tree: Path, names: Sequence[str], release: str, mirror: DebianMir
     network = inherited_settings(run_command(["apt-config", "dump"], timeout_s=60.0).decode(errors="replace"))
     dpkg_options = [f"path-exclude={path}" for path in EXCLUDED_PATHS] + [f"path-include={path}" for path in INCLUDED_PATHS]
     add_user = f'chroot "$1" useradd --uid {USER_ID} --user-group --create-home --shell /bin/bash {USER_NAME}'
+    put_files = f'cp -a --no-preserve=timestamps {shlex.quote(str(tree.parent / STAGED))}/. "$1"/'
+    hooks = [add_user, put_files, *(f'chroot "$1" /bin/sh -ec {shlex.quote(command)}' for command in commands)]
     installed = tree / "var/lib/dpkg/info"
 
     def watch() -> None:
@@ -208,7 +250,7 @@ def _bootstrap(tree: Path, names: Sequence[str], release: str, mirror: DebianMir
             f"--include={','.join(names)}",
             *(f"--aptopt={line}" for line in network.splitlines()),
             *(f"--dpkgopt={option}" for option in dpkg_options),
-            f"--customize-hook={add_user}",
+            *(f"--customize-hook={hook}" for hook in hooks),
             release,
             tree,
             *lines,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from agentenv.core.clock import Clock
 from agentenv.core.errors import DeadlineExceeded, Internal, NotFound
@@ -22,6 +23,8 @@ class FakeGuest:
         self._processes, self._network, self._clock = processes, network, clock
         self._points = points or Failpoints()
         self.connected: set[FakeMetricsReader] = set()  # readers that hold a connection
+        self.commands: list[str] = []  # all that `run` was asked for
+        self.answers_to: Callable[[str], tuple[int, str]] = lambda command: (0, "")
 
     async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float) -> str:
         """Give the guest in `namespace` its identity. Waits for ever when there is none that runs: the caller gives up."""
@@ -36,10 +39,11 @@ class FakeGuest:
         await self._points.hit("guest.initialise:done")
         return ENVD_VERSION
 
-    async def run(self, namespace: str, access_token: str, command: str, deadline_s: float) -> tuple[int, str]:
-        """Every command works and says nothing."""
+    async def run(self, namespace: str, command: str, deadline_s: float) -> tuple[int, str]:
+        """Every command works and says nothing, unless `answers_to` says otherwise."""
         await self._points.hit("guest.run")
-        return 0, ""
+        self.commands.append(command)
+        return self.answers_to(command)
 
     def metrics_reader(self, namespace: str, access_token: str) -> FakeMetricsReader:
         """A reader of what `FakeProcess` says of itself."""

@@ -1,5 +1,6 @@
 """The base image: what goes in, what is taken out, and that its file system is sound."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from agentenv.core.errors import InvalidInput
 from agentenv.host.debian import DebianMirror, parse_source_stanzas
 from agentenv.host.requirements import find_program
 from agentenv.template import rootfs
-from agentenv.template.rootfs import BASE_PACKAGES, GIB, ensure_rootfs, guest_sources, installed_packages, make_image
+from agentenv.template.rootfs import BASE_PACKAGES, GIB, GuestFile, ensure_rootfs, guest_sources, installed_packages, make_image
 
 MIRROR = DebianMirror("http://m.example/debian", "http://s.example/debian-security", "/etc/own.gpg")
 needs_e2fsprogs = pytest.mark.skipif(
@@ -58,6 +59,12 @@ def test_odd_sizes_are_refused(tmp_path: Path, size_bytes: int) -> None:
 def test_odd_names_are_refused(tmp_path: Path, packages: list[str], release: str) -> None:
     with pytest.raises(InvalidInput):
         ensure_rootfs(tmp_path, packages=packages, release=release, mirror=MIRROR)
+
+
+@pytest.mark.parametrize("path", ["relative", "/", "/a//b", "/a/../b", "/a/."])
+def test_odd_paths_of_files_are_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(InvalidInput, match="absolute path"):
+        ensure_rootfs(tmp_path, files=[GuestFile(path, b"")], mirror=MIRROR)
 
 
 def debugfs(image: Path, request: str) -> str:
@@ -191,6 +198,33 @@ def test_mmdebstrap_gets_signed_sources_packages_and_the_user(tmp_path: Path, fa
     assert '--aptopt=Acquire::http::Proxy "http://proxy.example:3128";' in call
     assert not any("Dir " in word for word in call if word.startswith("--aptopt"))
     assert any("useradd --uid 1000" in word for word in call)
+
+
+@needs_e2fsprogs
+def test_own_files_and_commands_are_part_of_the_image_and_of_its_digest(tmp_path: Path, fake_bootstrap: list[list[str]]) -> None:
+    def digest(files: tuple[GuestFile, ...] = (), commands: tuple[str, ...] = ()) -> str:
+        return ensure_rootfs(tmp_path, files=files, commands=commands, size_bytes=GIB, mirror=MIRROR).digest
+
+    file = GuestFile("/opt/a/b", b"x", 0o755)
+    different = [(), (file,), (GuestFile("/opt/a/b", b"y", 0o755),), (GuestFile("/opt/a/b", b"x"),), (GuestFile("/opt/a/c", b"x", 0o755),)]
+    digests = [digest(files) for files in different] + [digest((file,), ("true",)), digest((file,), ("true", "echo 'a b'"))]
+    assert len(set(digests)) == len(digests)
+    call = [words for words in fake_bootstrap if words[0] == "mmdebstrap"][-1]
+    hooks = [word.removeprefix("--customize-hook=") for word in call if word.startswith("--customize-hook=")]
+    assert "useradd" in hooks[0]
+    assert hooks[1].startswith("cp -a ")
+    assert hooks[2:] == ['chroot "$1" /bin/sh -ec true', """chroot "$1" /bin/sh -ec 'echo '"'"'a b'"'"''"""]
+
+
+def test_staged_files_have_their_modes_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        rootfs._stage(tmp_path / "staged", [GuestFile("/opt/a/b", b"x", 0o755), GuestFile("/opt/c", b"y"), GuestFile("/d", b"", 0o600)])
+    finally:
+        os.umask(before)
+    found = {str(path.relative_to(tmp_path / "staged")): path.stat().st_mode & 0o7777 for path in (tmp_path / "staged").rglob("*")}
+    assert found == {"opt": 0o755, "opt/a": 0o755, "opt/a/b": 0o755, "opt/c": 0o644, "d": 0o600}
+    assert (tmp_path / "staged/opt/a/b").read_bytes() == b"x"
 
 
 def test_interrupted_build_leaves_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

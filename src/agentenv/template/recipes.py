@@ -1,0 +1,60 @@
+"""The built-in templates, each described by data: what is in its file system, and what runs in its guest at the capture.
+
+Owns the recipes only; `rootfs` makes the file system and `base` boots, starts, warms and captures. Invariant: everything
+that decides what is in a template is a field here, so that another recipe is another digest and the template is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentenv.template.rootfs import GuestFile
+
+READY_DEADLINE_S = 300.0
+"""How long a start command may take until its ready command succeeds: an emulated guest starts Python in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One built-in template."""
+
+    name: str
+    packages: tuple[str, ...] = ()
+    """Debian packages beside those that every root file system has."""
+    commands: tuple[str, ...] = ()
+    """Shell commands run as root in the new root file system, after packages and files are in it."""
+    start: str = ""
+    """A shell command that lets a service run on in the booted guest; it must return at once. Part of the snapshot."""
+    ready: str = ""
+    """A shell command that succeeds once the service answers; repeated until then."""
+    warm_up: str = ""
+    """Run before the capture. Each line is something that nearly every session does first; the pages it reads are then in the
+    snapshot's memory and shared by all sandboxes."""
+    min_memory_mb: int = 0
+    """Guest memory is never less than this, whatever the node's setting."""
+    files: Callable[[], tuple[GuestFile, ...]] = tuple
+    """Files put into the root file system; read when they are needed."""
+
+    @property
+    def guest_digest(self) -> str:
+        """A short name for what runs in the guest; the file system has a digest of its own."""
+        run = json.dumps([self.start, self.ready, self.warm_up])
+        return hashlib.sha256(run.encode()).hexdigest()[:16]
+
+
+_PIP_WORKS = "rm -f /usr/lib/python3*/EXTERNALLY-MANAGED"
+"""The machine is its user's own: `pip install` need not be told so each time."""
+
+BASE = Recipe(
+    name="base",
+    commands=(_PIP_WORKS,),
+    warm_up="""
+su - user -c 'true' ; /bin/bash -l -c 'ls -la /home/user; cat /etc/os-release; env' >/dev/null
+python3 -c 'import json, os, sys, subprocess, socket, http.server' ; git --version ; curl --version >/dev/null
+""",
+)
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASE,)}

@@ -1,0 +1,112 @@
+"""Building a built-in template over fakes: what runs in the guest, in which order, and what a failure leaves."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.errors import Internal
+from agentenv.core.model import Template
+from agentenv.template import base
+from agentenv.template.base import BaseBuilder, BaseInputs
+from agentenv.template.recipes import RECIPES, Recipe
+from agentenv.testing.fake_node import FakeNode
+
+RECIPE = Recipe(name="service", start="start it", ready="is it ready", warm_up="warm it", min_memory_mb=1024)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[FakeNode]:
+    made = FakeNode(tmp_path)
+    await made.start_server()
+    yield made
+    await made.close()
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_READY_INTERVAL_S", 0.0)
+
+
+def builder(node: FakeNode, recipe: Recipe) -> BaseBuilder:
+    parts = node.parts
+    return BaseBuilder(
+        recipe,
+        store=parts.store,
+        blocks=parts.blocks,
+        slots=parts.slots,
+        vmm=parts.vmm,
+        guest=parts.guest,
+        layers=parts.layers,
+        capturer=parts.capturer,
+        paths=parts.paths,
+        clock=parts.clock,
+        identity=parts.identity,
+        config=parts.config.guest,
+    )
+
+
+async def build(node: FakeNode, recipe: Recipe, digest: str = "d1") -> Template:
+    image = node.paths.home / "root.ext4"
+    image.write_text("{}")
+    inputs = BaseInputs(image, digest, Path("/kernel"), Path("/initramfs"))
+    return await builder(node, recipe).build(inputs, lambda *_: None)
+
+
+async def test_service_is_started_and_awaited_before_the_warm_up(node: FakeNode) -> None:
+    asked = 0
+
+    def answer(command: str) -> tuple[int, str]:
+        nonlocal asked
+        asked += command == RECIPE.ready
+        return (0, "") if command != RECIPE.ready or asked == 3 else (7, "not yet")
+
+    node.guest.answers_to = answer
+    template = await build(node, RECIPE)
+    assert node.guest.commands[:5] == [RECIPE.start, *[RECIPE.ready] * 3, RECIPE.warm_up]
+    assert "sync" in node.guest.commands[-1]
+    assert template.name == "service"
+    assert template.machine.memory_mb == 1024
+    assert node.parts.store.template("service") == template
+    assert node.processes.alive() == []
+
+
+async def test_recipe_without_a_service_only_warms(node: FakeNode) -> None:
+    template = await build(node, Recipe(name="plain"))
+    assert len(node.guest.commands) == 1
+    assert template.machine.memory_mb == node.config.guest.memory_mb
+
+
+@pytest.mark.parametrize(("failing", "said"), [("start it", "start command"), ("warm it", "warm-up"), ("is it ready", "not ready within")])
+async def test_failure_names_the_step_and_leaves_nothing(node: FakeNode, monkeypatch: pytest.MonkeyPatch, failing: str, said: str) -> None:
+    monkeypatch.setattr(base, "READY_DEADLINE_S", 0.0)
+    node.guest.answers_to = lambda command: (9, "the cause") if command == failing else (0, "")
+    with pytest.raises(Internal, match=f"{said}.*(?s:.*)the cause"):
+        await build(node, RECIPE)
+    assert node.parts.store.template("service") is None
+    assert node.processes.alive() == []
+
+
+async def test_template_is_up_to_date_until_an_input_changes(node: FakeNode) -> None:
+    assert not builder(node, RECIPE).up_to_date("d1")
+    first = await build(node, RECIPE)
+    assert builder(node, RECIPE).up_to_date("d1")
+    assert not builder(node, RECIPE).up_to_date("d2")
+    for changed in (
+        replace(RECIPE, warm_up="other"),
+        replace(RECIPE, start="other"),
+        replace(RECIPE, ready="other"),
+        replace(RECIPE, min_memory_mb=2048),
+    ):
+        assert not builder(node, changed).up_to_date("d1"), changed
+    again = await build(node, replace(RECIPE, warm_up="other"))
+    assert again.template_id == first.template_id
+    assert again.build_id != first.build_id
+
+
+def test_every_recipe_is_found_by_its_name() -> None:
+    assert "base" in RECIPES
+    for name, recipe in RECIPES.items():
+        assert recipe.name == name
+        assert bool(recipe.start) == bool(recipe.ready), name
