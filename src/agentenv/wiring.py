@@ -39,6 +39,7 @@ from agentenv.orchestrator.admission import available_memory_mb
 from agentenv.orchestrator.parts import Parts, Shared
 from agentenv.orchestrator.service import Orchestrator
 from agentenv.orchestrator.start import memory_stack_id
+from agentenv.orchestrator.templates import hot_snapshot_ids
 from agentenv.proxy.limits import ProxySettings
 from agentenv.proxy.sandboxes import SandboxRoutes
 from agentenv.proxy.server import ProxyServer
@@ -239,12 +240,12 @@ async def _serve(config: Config) -> None:
 
 
 async def _open_hot_memory(parts: Parts) -> None:
-    """Open the memory of every template and read it into the page cache, so that the first create is as quick as any."""
-    for template in parts.store.templates():
-        layers = parts.store.snapshot(template.snapshot_id).memory_layers
+    """Open the memory of the hot snapshots and read it into the page cache, so that the first create is as quick as any."""
+    for snapshot_id in hot_snapshot_ids(parts.store):
+        layers = parts.store.snapshot(snapshot_id).memory_layers
         stack = await parts.blocks.open(memory_stack_id(layers), parts.layers.paths(layers), None, None, "page")
         budget_bytes = (available_memory_mb() << 20) // 8  # clean pages: the kernel drops them when memory gets tight
-        parts.shared.background(asyncio.to_thread(files.warm, stack.path, budget_bytes), f"warm {template.name}")
+        parts.shared.background(asyncio.to_thread(files.warm, stack.path, budget_bytes), f"warm {snapshot_id}")
 
 
 def shut_down(config: Config, kill_sandboxes: bool, report: Callable[[str], None]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Never, TypeVar
 from urllib.parse import unquote
@@ -22,10 +21,10 @@ from agentenv.api.context import Context
 from agentenv.api.errors import from_validation
 from agentenv.core.errors import InvalidInput, NotFound
 from agentenv.core.ids import SANDBOX_ID
+from agentenv.core.references import parse_reference
 
 BODY_DEADLINE_S = 60.0  # a caller that sends a body slower than this keeps a connection for nothing
 _QUOTED_LIMIT = 80  # characters of an id that an error repeats
-_TEMPLATE_REFERENCE = re.compile(r"([a-z0-9-_]+/)?[a-z0-9-_]{1,128}(:[a-z0-9-_.]{1,128})?")
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -47,21 +46,17 @@ SandboxId = Annotated[str, Depends(_sandbox_id)]
 
 
 def template_in_path(segment: str) -> str:
-    """A template reference out of a path. NotFound when it cannot be one, since nothing has such a name."""
-    reference = unquote(segment).strip().lower()
-    if not _TEMPLATE_REFERENCE.fullmatch(reference):
-        raise NotFound(f"template '{reference[:_QUOTED_LIMIT]}' not found")
-    return reference
+    """A template reference out of a path, without its namespace. NotFound when it cannot be one, since nothing has such a name."""
+    given = unquote(segment)
+    try:
+        return str(parse_reference(given))
+    except InvalidInput as error:
+        raise NotFound(f"template '{given.strip()[:_QUOTED_LIMIT]}' not found", error.hint) from error
 
 
 def template_in_body(reference: str) -> str:
-    """A template reference out of a body, trimmed and in lower case. InvalidInput when it cannot be one (contract section 2.1)."""
-    tidy = reference.strip().lower()
-    if not _TEMPLATE_REFERENCE.fullmatch(tidy):
-        raise InvalidInput(
-            f"templateID: {reference[:_QUOTED_LIMIT]!r} is not a template id, name or name:tag", "names are made of a-z, 0-9, - and _"
-        )
-    return tidy
+    """A template reference out of a body, tidied and without its namespace. InvalidInput, or NotFound in a foreign namespace."""
+    return str(parse_reference(reference))
 
 
 def json_body(model: type[BodyT]) -> Callable[[Request, Context], Awaitable[BodyT]]:

@@ -8,7 +8,8 @@ from typing import TypedDict
 from agentenv.api.errors import error_body
 from agentenv.core.clock import rfc3339
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Template, Volume
+from agentenv.core.model import Build, ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Template, Volume
+from agentenv.core.references import NAMESPACE
 from agentenv.volume.tree import Entry
 
 CLIENT_ID = "local"  # the contract demands the field; it named a host once and means nothing to the SDKs
@@ -195,37 +196,42 @@ def fork_view(outcome: ForkOutcome, domain: str) -> dict[str, object]:
 
 
 def template_view(template: Template) -> TemplateView:
-    """`template` as lists show it. All keys of a node are one team, so no template is public."""
+    """`template` as lists show it, by its newest build."""
+    newest = template.builds[0]
     return {
         "templateID": template.template_id,
-        "buildID": template.build_id,
-        **_machine(template.machine),
-        "public": False,
-        "aliases": [template.name],
-        "names": [template.name],
+        "buildID": newest.build_id,
+        **_machine(newest.machine),
+        "public": template.public,
+        "aliases": list(template.aliases),
+        "names": template_names(template),
         "createdAt": rfc3339(template.created_at_ms),
         "updatedAt": rfc3339(template.updated_at_ms),
         "createdBy": None,
-        "lastSpawnedAt": None,
+        "lastSpawnedAt": None if template.last_spawned_at_ms is None else rfc3339(template.last_spawned_at_ms),
         "spawnCount": template.spawn_count,
-        "buildCount": 1,
-        "envdVersion": template.envd_version,
+        "buildCount": template.build_count,
+        "envdVersion": newest.envd_version,
         "buildStatus": "ready",
     }
 
 
-def template_detail_view(template: Template) -> dict[str, object]:
-    """`template` with its one build."""
-    build = {
-        "buildID": template.build_id,
+def template_names(template: Template) -> list[str]:
+    """What it may be called in full. The node's own templates stand outside the team's namespace."""
+    return [alias if template.kind == "builtin" else f"{NAMESPACE}/{alias}" for alias in template.aliases]
+
+
+def build_view(build: Build) -> dict[str, object]:
+    """One build of a template; a build that is kept is always a finished one."""
+    return {
+        "buildID": build.build_id,
         "status": "ready",
-        "createdAt": rfc3339(template.created_at_ms),
-        "updatedAt": rfc3339(template.updated_at_ms),
-        "finishedAt": rfc3339(template.updated_at_ms),
-        **_machine(template.machine),
-        "envdVersion": template.envd_version,
+        "createdAt": rfc3339(build.created_at_ms),
+        "updatedAt": rfc3339(build.created_at_ms),
+        "finishedAt": rfc3339(build.created_at_ms),
+        **_machine(build.machine),
+        "envdVersion": build.envd_version,
     }
-    return {**template_view(template), "builds": [build]}
 
 
 def volume_view(volume: Volume) -> VolumeView:

@@ -57,6 +57,11 @@ def new_build_id() -> str:
     return str(uuid.uuid4())
 
 
+def new_assignment_id() -> str:
+    """Names one event of giving a tag to a build: a UUID (contract section 2.7)."""
+    return str(uuid.uuid4())
+
+
 def new_run_id() -> str:
     """Names one life of a VM (from restore to stop): 8 lowercase alphanumerics, unique among one sandbox's lives."""
     return _random_word(8)

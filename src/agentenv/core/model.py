@@ -1,6 +1,6 @@
 """The nouns everything speaks of: templates, snapshots, sandboxes. Plain frozen values, no I/O.
 
-A snapshot is `(vm state file, memory stack, disk stack, identity)`; template, paused sandbox and fork all point at one.
+A snapshot is `(vm state file, memory stack, disk stack, identity)`; build, paused sandbox and fork all point at one.
 Times are wall-clock milliseconds since the epoch, sizes say their unit in the name.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agentenv.core import ids
 from agentenv.core.lifecycle import State
 
 OnTimeout = Literal["kill", "pause"]
+TemplateKind = Literal["builtin", "built", "snapshot"]  # made by the node itself, by a build, from a sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +51,53 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """A named snapshot that sandboxes are created from."""
+class Build:
+    """One version of a template: a snapshot and what sandboxes made from it start with."""
 
-    template_id: str
     build_id: str
-    name: str
     snapshot_id: str
     machine: Machine
     envd_version: str
     created_at_ms: int
+    env_vars: dict[str, str] = field(default_factory=dict)
+    sandbox_id: str | None = None  # which sandbox it is a snapshot of
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A tag and the build it names since `assigned_at_ms`. The build's own time is kept here since builds go before the history."""
+
+    tag: str
+    build_id: str
+    assignment_id: str
+    assigned_at_ms: int
+    build_created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What sandboxes are created from: builds under tags. `templates` keeps what must hold between the fields.
+
+    `history` are former assignments of the present tags, newest first, bounded. `build_count` counts builds ever made.
+    """
+
+    template_id: str
+    aliases: tuple[str, ...]
+    kind: TemplateKind
+    builds: tuple[Build, ...]
+    tags: tuple[Tag, ...]
+    created_at_ms: int
     updated_at_ms: int
+    build_count: int = 1
+    public: bool = False
+    history: tuple[Tag, ...] = ()
     spawn_count: int = 0
+    last_spawned_at_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it: its first alias, or its id."""
+        return self.aliases[0] if self.aliases else self.template_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +170,7 @@ class Sandbox:
     vm: RunningVm | None = None
     reason: str = ""  # why it ended, for logs and late questions
     updated_at_ms: int = 0
+    build_id: str = ""  # of the template; empty in rows of older versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +185,32 @@ class CreateRequest:
     allow_internet_access: bool = True
     metadata: dict[str, str] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
+
+
+def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms: int) -> Sandbox:
+    """A sandbox about to be created, with an identity of its own; what the caller sets wins over what the build brings."""
+    return Sandbox(
+        sandbox_id=ids.new_sandbox_id(),
+        template_id=template.template_id,
+        template_name=template.name,
+        state=State.CREATING,
+        machine=build.machine,
+        envd_version=build.envd_version,
+        started_at_ms=now_ms,
+        end_at_ms=now_ms + 1000 * request.timeout_s,
+        timeout_s=request.timeout_s,
+        on_timeout=request.on_timeout,
+        auto_resume=request.auto_resume,
+        allow_public_traffic=request.allow_public_traffic,
+        allow_internet_access=request.allow_internet_access,
+        metadata=dict(request.metadata),
+        env_vars={**build.env_vars, **request.env_vars},
+        access_token=ids.new_token(),
+        traffic_token=None if request.allow_public_traffic else ids.new_token(),
+        snapshot_id=build.snapshot_id,
+        updated_at_ms=now_ms,
+        build_id=build.build_id,
+    )
 
 
 @dataclass(frozen=True, slots=True)

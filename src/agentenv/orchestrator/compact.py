@@ -18,18 +18,19 @@ from agentenv.orchestrator.parts import Parts, note
 _NEVER_LONGER = 200  # beyond this a resume waits for the merge: the format's own end (255) must not come near
 
 
-async def compact(parts: Parts, sandbox_id: str, before: Snapshot) -> None:
-    """Shorten the chains of `before`, a sandbox's latest snapshot, if they are long. A failure changes nothing and is noted.
+async def compact(parts: Parts, sandbox_id: str, before: Snapshot, most: int | None = None) -> None:
+    """Shorten the chains of `before`, a sandbox's latest snapshot, if they are longer than `most`. A failure is noted and changes nothing.
 
-    The cost is the size of what the sandbox has changed in its life, once every `limits.layers_in_chain` pauses.
+    The cost is the size of what the sandbox has changed in its life, once every `limits.layers_in_chain` (the default of `most`) captures.
     """
+    most = most or parts.config.limits.layers_in_chain
     memory, disk = parts.layers.new_id(), parts.layers.new_id()
     with parts.layers.announced(memory, disk):
         try:
             after = replace(
                 before,
-                memory_layers=await _merge(parts, before.memory_layers, memory),
-                disk_layers=await _merge(parts, before.disk_layers, disk),
+                memory_layers=await _merge(parts, before.memory_layers, memory, most),
+                disk_layers=await _merge(parts, before.disk_layers, disk, most),
             )
         except AgentEnvError as error:
             await note(parts, sandbox_id, "its layers could not be merged", "warn", cause=str(error))
@@ -47,35 +48,40 @@ async def compact_if_endless(parts: Parts, sandbox_id: str) -> None:
             await compact(parts, sandbox_id, snapshot)
 
 
-async def _merge(parts: Parts, layers: tuple[str, ...], merged: str) -> tuple[str, ...]:
-    kept = _shared_with_templates(parts, layers)
-    if len(layers) <= parts.config.limits.layers_in_chain or len(layers) - kept < 2:
+async def _merge(parts: Parts, layers: tuple[str, ...], merged: str, most: int) -> tuple[str, ...]:
+    kept = _shared_with_templates(parts, layers, most)
+    if len(layers) <= most or len(layers) - kept < 2:
         return layers
     await parts.blocks.commit(parts.layers.paths(layers[kept:]), parts.layers.path(merged))
     return (*layers[:kept], merged)
 
 
-def _shared_with_templates(parts: Parts, layers: tuple[str, ...]) -> int:
-    """How many of the lowest layers belong to a template."""
+def _shared_with_templates(parts: Parts, layers: tuple[str, ...], most: int) -> int:
+    """How many of the lowest layers stay as they are since they belong to a template.
+
+    Of a template that is a sandbox's snapshot only if they are few: a sandbox that is snapshotted again and again shares
+    nearly all its layers with its own snapshots, and so does each generation of sandboxes made from the one before.
+    """
     longest = 0
     for template in parts.store.templates():
-        snapshot = parts.store.snapshot(template.snapshot_id)
-        for theirs in (snapshot.memory_layers, snapshot.disk_layers):
-            if layers[: len(theirs)] == theirs:
-                longest = max(longest, len(theirs))
+        for build in template.builds:
+            snapshot = parts.store.snapshot(build.snapshot_id)
+            for theirs in (snapshot.memory_layers, snapshot.disk_layers):
+                if layers[: len(theirs)] == theirs and (template.kind != "snapshot" or len(theirs) <= most // 2):
+                    longest = max(longest, len(theirs))
     return longest
 
 
 async def _swap(parts: Parts, sandbox_id: str, before: Snapshot, after: Snapshot) -> None:
     async with parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None:
-            return
-        if sandbox.state is State.PAUSED and sandbox.snapshot_id == before.snapshot_id:
+        is_recorded = before in parts.store.snapshots()
+        if is_recorded:  # of the paused sandbox, or of a template, or of nobody any more: it is the same content for all
             await parts.store.replace_snapshot(after)
-        elif sandbox.state is State.RUNNING and sandbox.vm is not None and _builds_on(sandbox.vm, before):
-            await parts.store.change(sandbox_id, vm=_moved(sandbox.vm, before, after))
-        else:
+        sandbox = parts.store.sandbox(sandbox_id)
+        vm = sandbox.vm if sandbox is not None and sandbox.state is State.RUNNING else None
+        if vm is not None and _builds_on(vm, before):
+            await parts.store.change(sandbox_id, vm=_moved(vm, before, after))
+        elif not is_recorded:
             return
     await note(
         parts, sandbox_id, "its layers were merged", memory_layers=str(len(after.memory_layers)), disk_layers=str(len(after.disk_layers))

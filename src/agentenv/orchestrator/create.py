@@ -3,69 +3,30 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
-from agentenv.core.errors import AgentEnvError, NotFound
-from agentenv.core.ids import new_sandbox_id, new_token
+from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
-from agentenv.core.model import CreateRequest, Sandbox, Template
+from agentenv.core.model import CreateRequest, Sandbox, new_sandbox
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start
+from agentenv.orchestrator.templates import resolve
 from agentenv.orchestrator.watch import watch
 
 _log = logging.getLogger(__name__)
 
 
-def find_template(parts: Parts, reference: str) -> Template:
-    """A template by id, name or `name:default`. NotFound."""
-    name = reference.strip().lower().removesuffix(":default")
-    template = parts.store.template(name)
-    if template is None:
-        raise NotFound(f"template {reference!r} does not exist", "`aenv templates` lists what there is")
-    return template
-
-
 async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     """Start a sandbox from a template; returns once its guest answers."""
-    template = find_template(parts, request.template)
-    admit(parts, template.machine)
-    now_ms = parts.clock.now_ms()
-    sandbox = Sandbox(
-        sandbox_id=new_sandbox_id(),
-        template_id=template.template_id,
-        template_name=template.name,
-        state=State.CREATING,
-        machine=template.machine,
-        envd_version=template.envd_version,
-        started_at_ms=now_ms,
-        end_at_ms=now_ms + 1000 * request.timeout_s,
-        timeout_s=request.timeout_s,
-        on_timeout=request.on_timeout,
-        auto_resume=request.auto_resume,
-        allow_public_traffic=request.allow_public_traffic,
-        allow_internet_access=request.allow_internet_access,
-        metadata=dict(request.metadata),
-        env_vars=dict(request.env_vars),
-        access_token=new_token(),
-        traffic_token=None if request.allow_public_traffic else new_token(),
-        snapshot_id=template.snapshot_id,
-    )
-    created = await launch(parts, sandbox)
-    await _count_spawn(parts, template.template_id)
-    return created
-
-
-async def _count_spawn(parts: Parts, template_id: str) -> None:
-    """A figure for people: no reason to fail a create that worked."""
-    template = parts.store.template(template_id)
-    if template is None:
-        return
+    template, build = resolve(parts, request.template)
+    admit(parts, build.machine)
+    created = await launch(parts, new_sandbox(request, template, build, parts.clock.now_ms()))
     try:
-        await parts.store.put_template(replace(template, spawn_count=template.spawn_count + 1))
-    except AgentEnvError as error:
+        await parts.store.count_spawn(template.template_id, parts.clock.now_ms())
+    except AgentEnvError as error:  # a figure for people: no reason to fail a create that worked
         _log.warning("the spawn count of template %s could not be written: %s", template.name, error)
+    return created
 
 
 async def launch(parts: Parts, sandbox: Sandbox) -> Sandbox:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from agentenv.core.errors import Conflict, InvalidInput
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
-from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume, sample
+from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume, sample, templates
 from agentenv.orchestrator.parts import Parts
 from agentenv.secret.vault import Vault
 from agentenv.volume.registry import Volumes
@@ -164,7 +164,7 @@ class Orchestrator:
 
     async def template(self, reference: str) -> Template:
         """By id, name or `name:tag`."""
-        return create.find_template(self._parts, reference)
+        return templates.resolve(self._parts, reference)[0]
 
     async def _whole(self, work: Coroutine[Any, Any, T], name: str) -> T:
         return await asyncio.shield(self._parts.shared.background(work, name))

@@ -2,7 +2,7 @@
 
 Marks come from the database, from blockd's open stacks and from what verbs under way have announced. What might go is
 always listed before the marks are gathered, and nothing is named for the first time after that, so a mark that is
-missing then stays missing. A sweep that is killed half-way is simply done again. Templates' snapshots are always kept.
+missing then stays missing. A sweep that is killed half-way is simply done again. What a template's build names is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 from agentenv.core.lifecycle import State
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.start import memory_stack_id
+from agentenv.orchestrator.templates import all_builds, hot_snapshot_ids
 from agentenv.snapshot import capture
 
 _DELAY_MS = 200  # a burst of kills needs one sweep
@@ -41,21 +42,17 @@ async def sweep(parts: Parts) -> int:
 
 
 async def _forget_snapshots(parts: Parts) -> None:
-    for snapshot_id in await asyncio.to_thread(capture.snapshot_ids, parts.paths):
-        if not _snapshot_wanted(parts, snapshot_id):
-            await parts.store.remove_snapshot(snapshot_id)
-            await asyncio.to_thread(capture.remove, parts.paths, snapshot_id)
-    for snapshot in parts.store.snapshots():  # whose folder is gone already
-        if not _snapshot_wanted(parts, snapshot.snapshot_id):
-            await parts.store.remove_snapshot(snapshot.snapshot_id)
+    on_disk = await asyncio.to_thread(capture.snapshot_ids, parts.paths)
+    recorded = {snapshot.snapshot_id for snapshot in parts.store.snapshots()}
+    unwanted = {*on_disk, *recorded} - _wanted_snapshots(parts)
+    for snapshot_id in unwanted:
+        await parts.store.remove_snapshot(snapshot_id)
+        await asyncio.to_thread(capture.remove, parts.paths, snapshot_id)
 
 
-def _snapshot_wanted(parts: Parts, snapshot_id: str) -> bool:
-    return (
-        snapshot_id in parts.shared.snapshots_in_use
-        or any(s.snapshot_id == snapshot_id for s in parts.store.sandboxes() if s.state is not State.KILLED)
-        or any(t.snapshot_id == snapshot_id for t in parts.store.templates())
-    )
+def _wanted_snapshots(parts: Parts) -> set[str]:
+    named = {s.snapshot_id for s in parts.store.sandboxes() if s.state is not State.KILLED and s.snapshot_id is not None}
+    return {*parts.shared.snapshots_in_use, *named, *(build.snapshot_id for build in all_builds(parts.store))}
 
 
 def _referenced(parts: Parts) -> set[str]:
@@ -78,6 +75,7 @@ async def _close_memory(parts: Parts) -> None:
 
 
 def _memory_wanted(parts: Parts, stack_id: str) -> bool:
+    hot = hot_snapshot_ids(parts.store)
     return any(s.vm is not None and s.vm.memory_stack == stack_id for s in parts.store.sandboxes()) or any(
-        memory_stack_id(parts.store.snapshot(t.snapshot_id).memory_layers) == stack_id for t in parts.store.templates()
+        memory_stack_id(parts.store.snapshot(snapshot_id).memory_layers) == stack_id for snapshot_id in hot
     )

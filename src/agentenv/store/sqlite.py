@@ -27,7 +27,7 @@ from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotRe
 from agentenv.core.lifecycle import State, is_allowed
 from agentenv.core.model import LogEntry, Sandbox, Secret, Snapshot, Template, Volume
 from agentenv.core.tasks import wait_done
-from agentenv.store.schema import STEPS, VERSION
+from agentenv.store import schema
 from agentenv.store.shelf import TableShelf
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ _SNAPSHOT = TypeAdapter(Snapshot)
 _TEMPLATE = TypeAdapter(Template)
 _LOG_ENTRY = TypeAdapter(LogEntry)
 _FULL_BELOW_BYTES = 64 << 10  # SQLite grows its files by less; an I/O error with less free space means a full disk
+_ALL_TEMPLATES = "templates"  # the row lock of all templates together: names are unique among them
 _EVENTS_PER_SANDBOX = 2000  # a sandbox's life is tens of events; the bound stops one that is paused in a loop for days
 
 
@@ -148,10 +149,15 @@ class Store:
         )
 
     async def replace_snapshot(self, snapshot: Snapshot) -> None:
-        """Change the layers of a snapshot for others with the same content."""
+        """Change the layers of a snapshot for others with the same content. NotFound when it is gone."""
         self.snapshot(snapshot.snapshot_id)
-        await self._execute(("UPDATE snapshots SET body = ? WHERE snapshot_id = ?", (json.dumps(asdict(snapshot)), snapshot.snapshot_id)))
-        self._snapshots[snapshot.snapshot_id] = snapshot
+
+        def mirror() -> None:
+            if snapshot.snapshot_id in self._snapshots:  # else it was removed meanwhile
+                self._snapshots[snapshot.snapshot_id] = snapshot
+
+        statement = "UPDATE snapshots SET body = ? WHERE snapshot_id = ?"
+        await self._execute((statement, (json.dumps(asdict(snapshot)), snapshot.snapshot_id)), mirror=mirror)
 
     async def remove_snapshot(self, snapshot_id: str) -> None:
         """Forget a snapshot; its files are the garbage collector's. No error when it is gone."""
@@ -161,21 +167,56 @@ class Store:
         )
 
     def template(self, template_id: str) -> Template | None:
-        """A template by id or name, or None."""
-        return self._templates.get(template_id) or next((t for t in self._templates.values() if t.name == template_id), None)
+        """A template by id, or None."""
+        return self._templates.get(template_id)
 
     def templates(self) -> list[Template]:
         """All templates, newest first."""
-        return sorted(self._templates.values(), key=lambda t: t.created_at_ms, reverse=True)
+        return sorted(self._templates.values(), key=lambda t: (t.created_at_ms, t.template_id), reverse=True)
 
-    async def put_template(self, template: Template) -> None:
-        """Add or replace a template."""
-        row = (template.template_id, template.name, json.dumps(asdict(template)))
+    async def change_templates(self, change: Callable[[list[Template]], Template]) -> Template:
+        """Add or replace the template that `change` makes of those there are. Changes come one after the other.
 
-        def mirror() -> None:
-            self._templates = {k: t for k, t in self._templates.items() if t.name != template.name} | {template.template_id: template}
+        Its errors pass through and change nothing. Conflict when an alias is taken. The mirror follows the commit: until then
+        what the former template names is still in use.
+        """
+        async with self._row(_ALL_TEMPLATES):
+            template = change(self.templates())
+            self._check_aliases(template)
+            usage = (template.spawn_count, template.last_spawned_at_ms)
+            row = (template.template_id, *usage, json.dumps(asdict(template)))
+            mirror = {template.template_id: template}
+            statement = "INSERT OR REPLACE INTO templates VALUES (?, ?, ?, ?)"
+            await self._execute((statement, row), mirror=lambda: self._templates.update(mirror))
+            return template
 
-        await self._execute(("INSERT OR REPLACE INTO templates VALUES (?, ?, ?)", row), mirror=mirror)
+    async def remove_template(self, choose: Callable[[list[Template]], Template]) -> Template:
+        """Forget the template that `choose` names; what it refers to is the garbage collector's. Errors of `choose` pass through."""
+        async with self._row(_ALL_TEMPLATES):
+            template = choose(self.templates())
+            await self._execute(
+                ("DELETE FROM templates WHERE template_id = ?", (template.template_id,)),
+                mirror=lambda: self._templates.pop(template.template_id, None),
+            )
+            return template
+
+    async def count_spawn(self, template_id: str, at_ms: int) -> None:
+        """One more sandbox was made from a template. Nothing when it is gone."""
+        async with self._row(_ALL_TEMPLATES):
+            template = self._templates.get(template_id)
+            if template is None:
+                return
+            counted = replace(template, spawn_count=template.spawn_count + 1, last_spawned_at_ms=at_ms)
+            statement = "UPDATE templates SET spawn_count = ?, last_spawned_at_ms = ? WHERE template_id = ?"
+            values = (counted.spawn_count, at_ms, template_id)
+            await self._execute((statement, values), mirror=lambda: self._templates.update({template_id: counted}))
+
+    def _check_aliases(self, template: Template) -> None:
+        for other in self._templates.values():
+            if other.template_id != template.template_id:
+                taken = {other.template_id, *other.aliases} & {template.template_id, *template.aliases}
+                if taken:
+                    raise Conflict(f"the name '{min(taken)}' belongs to another template", "choose another name")
 
     # --- the log of each sandbox -----------------------------------------------------------------------------------
 
@@ -216,7 +257,7 @@ class Store:
         if cancelled is not None:
             raise cancelled
 
-    def _refused(self, error: sqlite3.Error) -> AgentEnvError:
+    def _refused(self, error: Exception) -> AgentEnvError:
         code = getattr(error, "sqlite_errorcode", None)
         if code == sqlite3.SQLITE_FULL or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR and _is_full(self._path.parent)):
             return StorageFull(f"no room for the node's database {self._path}", "free some space; nothing was lost")
@@ -231,18 +272,20 @@ class Store:
             self._path.chmod(0o600)  # it holds the sandboxes' tokens
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found > VERSION:
-                raise HostNotReady(f"{self._path} has schema {found}, this server knows {VERSION}", "use the version that wrote it")
-            for number, step in enumerate(STEPS[found:], start=found + 1):
-                self._db.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")
+            if (found := schema.version(self._db)) > schema.VERSION:
+                known = f"this server knows {schema.VERSION}"
+                raise HostNotReady(f"{self._path} has schema {found}, {known}", "use the version that wrote it")
+            schema.upgrade(self._db)
             load = self._db.execute
             self._sandboxes = {s.sandbox_id: s for (b,) in load("SELECT body FROM sandboxes") for s in [_SANDBOX.validate_json(b)]}
             self._snapshots = {s.snapshot_id: s for (b,) in load("SELECT body FROM snapshots") for s in [_SNAPSHOT.validate_json(b)]}
-            self._templates = {t.template_id: t for (b,) in load("SELECT body FROM templates") for t in [_TEMPLATE.validate_json(b)]}
+            templates = [(_TEMPLATE.validate_json(b), *u) for b, *u in load("SELECT body, spawn_count, last_spawned_at_ms FROM templates")]
+            self._templates = {t.template_id: replace(t, spawn_count=n, last_spawned_at_ms=at) for t, n, at in templates}
             self.volumes.load(self._db)
             self.secrets.load(self._db)
         except (sqlite3.DatabaseError, ValueError) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:  # an upgrade needs a little room
+                raise self._refused(error) from error
             raise DataCorrupt(
                 f"the node's database {self._path} cannot be read: {error}", "restore it from a copy, or move it away"
             ) from error

@@ -16,12 +16,14 @@ from pathlib import Path
 
 from agentenv.block.client import BlockClient
 from agentenv.config.schema import GuestConfig
+from agentenv.core import templates
 from agentenv.core.cleanup import Cleanup
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Internal
-from agentenv.core.ids import new_build_id, new_run_id, new_snapshot_id, new_template_id
-from agentenv.core.model import Machine, RunningVm, Snapshot, Template, VmIdentity
+from agentenv.core.ids import new_build_id, new_run_id, new_snapshot_id
+from agentenv.core.model import Build, Machine, RunningVm, Snapshot, Template, VmIdentity
 from agentenv.core.paths import NodePaths
+from agentenv.core.references import DEFAULT_TAG
 from agentenv.guest.client import GuestClient, GuestIdentity
 from agentenv.network import layout
 from agentenv.network.slots import SlotPool
@@ -78,10 +80,13 @@ class BaseBuilder:
 
     def up_to_date(self, rootfs_digest: str) -> bool:
         """Whether the template exists, was made from these inputs and can run on this host."""
-        template = self._store.template(self._recipe.name)
-        if template is None or template.machine != self._machine():
+        template = self._former(self._store.templates())
+        if template is None or DEFAULT_TAG not in [tag.tag for tag in template.tags]:
             return False
-        snapshot = self._store.snapshot(template.snapshot_id)
+        build = templates.build_of(template, None)
+        if build.machine != self._machine():
+            return False
+        snapshot = self._store.snapshot(build.snapshot_id)
         made_here = (snapshot.identity.kernel_sha256, snapshot.identity.initramfs_sha256) == (
             self._identity.kernel_sha256,
             self._identity.initramfs_sha256,
@@ -183,21 +188,19 @@ class BaseBuilder:
 
     async def _record(self, snapshot: Snapshot, envd_version: str) -> Template:
         now_ms = self._clock.now_ms()
-        former = self._store.template(self._recipe.name)
-        template = Template(
-            template_id=former.template_id if former else new_template_id(),
-            build_id=new_build_id(),
-            name=self._recipe.name,
-            snapshot_id=snapshot.snapshot_id,
-            machine=snapshot.machine,
-            envd_version=envd_version,
-            created_at_ms=former.created_at_ms if former else now_ms,
-            updated_at_ms=now_ms,
-            spawn_count=former.spawn_count if former else 0,
-        )
+        build = Build(new_build_id(), snapshot.snapshot_id, snapshot.machine, envd_version, now_ms)
+
+        def with_build(present: list[Template]) -> Template:
+            former = self._former(present)
+            if former is None:
+                return templates.first(build, (self._recipe.name,), "builtin", (DEFAULT_TAG,), now_ms)
+            return templates.with_build(replace(former, kind="builtin"), build, (DEFAULT_TAG,), now_ms)
+
         await self._store.add_snapshot(snapshot)
-        await self._store.put_template(template)
-        return template
+        return await self._store.change_templates(with_build)
+
+    def _former(self, present: list[Template]) -> Template | None:
+        return next((template for template in present if self._recipe.name in template.aliases), None)
 
 
 def _boot_settings() -> str:

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentenv.config.schema import Config, LimitsConfig
-from agentenv.core import ids
+from agentenv.core import ids, templates
 from agentenv.core.lifecycle import State
-from agentenv.core.model import CreateRequest, Machine, RunningVm, Sandbox, Snapshot, Template
+from agentenv.core.model import Build, CreateRequest, Machine, RunningVm, Sandbox, Snapshot
 from agentenv.core.paths import NodePaths
+from agentenv.core.references import DEFAULT_TAG
 from agentenv.network.layout import Layout
 from agentenv.orchestrator import reconcile, sweep
 from agentenv.orchestrator.parts import Parts, Shared
 from agentenv.orchestrator.service import Orchestrator
 from agentenv.orchestrator.start import memory_stack_id
+from agentenv.orchestrator.templates import all_builds, hot_snapshot_ids
 from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer, state_file
 from agentenv.snapshot.layers import LayerStore
@@ -140,8 +142,8 @@ class FakeNode:
         state.parent.mkdir(parents=True)
         state.write_text(json.dumps({"device": "state"}))
         await parts.store.add_snapshot(snapshot)
-        template = Template(ids.new_template_id(), ids.new_build_id(), TEMPLATE, snapshot.snapshot_id, _MACHINE, ENVD_VERSION, 1, 1)
-        await parts.store.put_template(template)
+        build = Build(ids.new_build_id(), snapshot.snapshot_id, _MACHINE, ENVD_VERSION, 1)
+        await parts.store.change_templates(lambda _: templates.first(build, (TEMPLATE,), "builtin", (DEFAULT_TAG,), 1))
 
     # -- what tests do
 
@@ -263,8 +265,8 @@ class FakeNode:
         store, shared = self.parts.store, self.parts.shared
         rows = [row for row in store.sandboxes() if row.state is State.RUNNING and row.vm is not None]
         vms = [row.vm for row in rows if row.vm is not None]
-        hot = {memory_stack_id(store.snapshot(t.snapshot_id).memory_layers) for t in store.templates()}
-        wanted = {r.snapshot_id for r in store.sandboxes() if r.snapshot_id} | {t.snapshot_id for t in store.templates()}
+        hot = {memory_stack_id(store.snapshot(snapshot_id).memory_layers) for snapshot_id in hot_snapshot_ids(store)}
+        wanted = {r.snapshot_id for r in store.sandboxes() if r.snapshot_id} | {build.snapshot_id for build in all_builds(store)}
         disks = {layer for s in store.snapshots() for layer in (*s.memory_layers, *s.disk_layers)}
         disks |= {path.name.split(".")[0] for vm in vms for path in self._files(vm)}
         stacks = {stack for vm in vms for stack in (vm.memory_stack, vm.disk_stack)}

@@ -17,11 +17,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from agentenv.core import ids
+from agentenv.core import ids, templates
 from agentenv.core.clock import Clock, SystemClock, rfc3339
 from agentenv.core.errors import AgentEnvError, Conflict, Internal, InvalidInput, LimitReached, NotFound
 from agentenv.core.lifecycle import VISIBLE, State, is_allowed
-from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, Machine, MetricSample, Page, Sandbox, SandboxFilter, Template
+from agentenv.core.model import (
+    Build,
+    CreateRequest,
+    ForkOutcome,
+    LogEntry,
+    Machine,
+    MetricSample,
+    Page,
+    Sandbox,
+    SandboxFilter,
+    Template,
+    new_sandbox,
+)
+from agentenv.core.references import DEFAULT_TAG, parse_reference
 from agentenv.secret.vault import Vault
 from agentenv.testing.fake_store import MemoryShelf
 from agentenv.volume.registry import Volumes
@@ -67,16 +80,9 @@ class ManualClock:
 
 def make_template(name: str = "base", created_at_ms: int = 1_700_000_000_000) -> Template:
     """A template that a test can create sandboxes from."""
-    return Template(
-        template_id=ids.new_template_id(),
-        build_id=ids.new_build_id(),
-        name=name,
-        snapshot_id=ids.new_snapshot_id(),
-        machine=Machine(vcpu_count=1, memory_mb=512, disk_mb=8192),
-        envd_version="0.6.13",
-        created_at_ms=created_at_ms,
-        updated_at_ms=created_at_ms,
-    )
+    machine = Machine(vcpu_count=1, memory_mb=512, disk_mb=8192)
+    build = Build(ids.new_build_id(), ids.new_snapshot_id(), machine, "0.6.13", created_at_ms)
+    return templates.first(build, (name,), "builtin", (DEFAULT_TAG,), created_at_ms)
 
 
 class FakeOrchestrator:
@@ -130,37 +136,18 @@ class FakeOrchestrator:
     async def create(self, request: CreateRequest) -> Sandbox:
         """Start a sandbox from a template."""
         self._expire_due()
-        template = await self.template(request.template)
+        template, build = self._resolve(request.template)
         self._check_room()
-        now_ms = self.clock.now_ms()
-        sandbox = Sandbox(
-            sandbox_id=ids.new_sandbox_id(),
-            template_id=template.template_id,
-            template_name=template.name,
-            state=State.CREATING,
-            machine=template.machine,
-            envd_version=template.envd_version,
-            started_at_ms=now_ms,
-            end_at_ms=now_ms + request.timeout_s * 1000,
-            timeout_s=request.timeout_s,
-            on_timeout=request.on_timeout,
-            auto_resume=request.auto_resume,
-            allow_public_traffic=request.allow_public_traffic,
-            allow_internet_access=request.allow_internet_access,
-            metadata=dict(request.metadata),
-            env_vars=dict(request.env_vars),
-            access_token=ids.new_token(),
-            traffic_token=None if request.allow_public_traffic else ids.new_token(),
-            snapshot_id=template.snapshot_id,
-            updated_at_ms=now_ms,
-        )
+        sandbox = new_sandbox(request, template, build, self.clock.now_ms())
         self._sandboxes[sandbox.sandbox_id] = sandbox
         try:
             await self._work("create")
         except BaseException:
             self._end(sandbox.sandbox_id, "create failed")
             raise
-        self._templates[template.template_id] = replace(template, spawn_count=template.spawn_count + 1)
+        if (used := self._templates.get(template.template_id)) is not None:
+            counted = replace(used, spawn_count=used.spawn_count + 1, last_spawned_at_ms=self.clock.now_ms())
+            self._templates[used.template_id] = counted
         return self._run(sandbox.sandbox_id, now_ms=self.clock.now_ms(), timeout_s=request.timeout_s, started=True)
 
     async def get(self, sandbox_id: str) -> Sandbox:
@@ -265,16 +252,15 @@ class FakeOrchestrator:
         return sorted(self._templates.values(), key=lambda template: (template.created_at_ms, template.template_id), reverse=True)
 
     async def template(self, reference: str) -> Template:
-        """By id, name or `name:tag`; the only tag is `default`."""
-        if not reference:
-            raise InvalidInput("a template reference is empty", "name a template, for example `base`")
-        name, _, tag = reference.partition(":")
-        for template in self._templates.values():
-            if name in (template.template_id, template.name) and tag in ("", "default"):
-                return template
-        raise NotFound(f"template '{reference}' not found", "`aenv template list` shows what there is")
+        """By id, name or `name:tag`."""
+        return self._resolve(reference)[0]
 
     # -- inside
+
+    def _resolve(self, reference: str) -> tuple[Template, Build]:
+        wanted = parse_reference(reference)
+        template = templates.find(self._templates.values(), wanted)
+        return template, templates.build_of(template, wanted.tag)
 
     async def _work(self, verb: str) -> None:
         """What a real verb would spend its time on."""

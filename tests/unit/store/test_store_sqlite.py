@@ -5,18 +5,19 @@ import contextlib
 import os
 import sqlite3
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agentenv.core import ids
+from agentenv.core import ids, templates
 from agentenv.core.errors import Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State
-from agentenv.core.model import LogEntry, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity, Volume
+from agentenv.core.model import Build, LogEntry, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity, Volume
+from agentenv.core.references import Reference
 from agentenv.store import sqlite as sqlite_module
-from agentenv.store.schema import STEPS
+from agentenv.store.schema import STEPS, upgrade
 from agentenv.store.sqlite import Store
 from agentenv.testing.fake_orchestrator import ManualClock
 
@@ -28,6 +29,14 @@ VM = RunningVm("run12345", 3, "mem-1", "disk-1", ("m1",), ("d1", "d2"), "u1", 42
 def sandbox(**changes: object) -> Sandbox:
     plain = Sandbox(ids.new_sandbox_id(), "t1", "base", State.CREATING, MACHINE, "0.6", 1, 2, 3)
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def template(template_id: str, *aliases_then_snapshot: str) -> Template:
+    """A template with one build; the last word is its snapshot when it begins with s and a digit."""
+    words = list(aliases_then_snapshot)
+    snapshot_id = words.pop() if words[-1][:1] == "s" and words[-1][1:].isdigit() else "s1"
+    made = templates.first(Build(ids.new_build_id(), snapshot_id, MACHINE, "0.6", 1), tuple(words), "built", ["default"], 1)
+    return replace(made, template_id=template_id)
 
 
 @pytest.fixture
@@ -57,12 +66,16 @@ async def test_everything_is_the_same_after_a_restart(store: Store) -> None:
     full = sandbox(vm=VM, metadata=texts, env_vars={"A": "b=c"}, access_token="t", snapshot_id="s1", reason='"')
     await store.add_sandbox(full)
     await store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, ("m",), ("d", "e"), 5))
-    await store.put_template(Template("t1", "b1", "base", "s1", MACHINE, "0.6", 1, 2, 7))
+    await store.change_templates(lambda _: template("t1", "base", "s1"))
+    await store.count_spawn("t1", 77)
     await store.add_event(full.sandbox_id, LogEntry(7, "warn", "x", "hello", {"a": "b"}))
     other = await _reopened(store)
     assert other.sandbox(full.sandbox_id) == replace(full, updated_at_ms=ManualClock().now_ms())
     assert other.snapshot("s1") == store.snapshot("s1")
-    assert other.template("base") == other.template("t1") == store.template("t1")
+    found = other.template("t1")
+    assert found == store.template("t1")
+    assert found is not None
+    assert (found.spawn_count, found.last_spawned_at_ms) == (1, 77)
     assert await other.events(full.sandbox_id, 0, 10) == [LogEntry(7, "warn", "x", "hello", {"a": "b"})]
     await other.close()
 
@@ -126,6 +139,7 @@ def _refuse(store: Store, message: str = "disk I/O error", code: int = sqlite3.S
 async def test_mirror_and_file_agree_after_a_failed_commit(store: Store, cancelled: bool) -> None:
     one = sandbox()
     await store.add_sandbox(one)
+    await store.change_templates(lambda _: template("t0", "kept"))
     good = store._db
     _refuse(store)
     works = (
@@ -133,7 +147,9 @@ async def test_mirror_and_file_agree_after_a_failed_commit(store: Store, cancell
         store.change(one.sandbox_id, reason="x"),
         store.add_sandbox(sandbox()),
         store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, (), (), 1)),
-        store.put_template(Template("t", "b", "n", "s", MACHINE, "", 1, 1)),
+        store.change_templates(lambda _: template("t", "n")),
+        store.remove_template(lambda present: present[0]),
+        store.count_spawn("t0", 1),
         store.forget_sandbox(one.sandbox_id),
     )
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -263,11 +279,48 @@ async def test_a_log_keeps_the_newest_entries_of_each_sandbox(store: Store, monk
     assert await store.events("a", 0, 100) == []
 
 
-async def test_a_template_is_replaced_by_name(store: Store) -> None:
-    await store.put_template(Template("t1", "b1", "base", "s1", MACHINE, "", 1, 1))
-    await store.put_template(Template("t2", "b2", "base", "s2", MACHINE, "", 2, 2))
-    await store.put_template(Template("t3", "b3", "other", "s3", MACHINE, "", 3, 3))
-    assert [t.template_id for t in store.templates()] == ["t3", "t2"]
+async def test_templates_are_changed_one_after_the_other(store: Store) -> None:
+    """Twenty tags given at once: none is lost, since each change is made of what the one before it left."""
+    await store.change_templates(lambda _: template("t1", "base"))
+
+    def tag(name: str) -> Callable[[list[Template]], Template]:
+        return lambda present: templates.with_tags(present[0], present[0].builds[0], [name], 5)
+
+    await asyncio.gather(*(store.change_templates(tag(f"v{n}")) for n in range(20)), *(store.count_spawn("t1", n) for n in range(20)))
+    [found] = store.templates()
+    assert {t.tag for t in found.tags} == {"default"} | {f"v{n}" for n in range(20)}
+    assert found.spawn_count == 20
+    await _assert_agrees(store)
+
+
+async def test_a_change_that_fails_changes_nothing(store: Store) -> None:
+    await store.change_templates(lambda _: template("t1", "base"))
+    with pytest.raises(NotFound):
+        await store.change_templates(lambda present: templates.without(present[0], {"none"}, 5) or present[0])
+    await store.change_templates(lambda _: template("t2", "other"))
+    assert [t.template_id for t in store.templates()] == ["t2", "t1"]
+    await _assert_agrees(store)
+
+
+@pytest.mark.parametrize("aliases", [("base",), ("mine", "base"), ("t1",)], ids=["an alias", "one of two", "an id"])
+async def test_a_name_belongs_to_one_template(store: Store, aliases: tuple[str, ...]) -> None:
+    await store.change_templates(lambda _: template("t1", "base"))
+    with pytest.raises(Conflict, match="belongs to another template"):
+        await store.change_templates(lambda _: template("t2", *aliases))
+    await store.change_templates(lambda _: template("t1", "base", "s9"))
+    assert [t.builds[0].snapshot_id for t in store.templates()] == ["s9"]
+    await _assert_agrees(store)
+
+
+async def test_a_removed_template_frees_its_name(store: Store) -> None:
+    await store.change_templates(lambda _: template("t1", "base"))
+    removed = await store.remove_template(lambda present: templates.find(present, Reference("base")))
+    assert removed.template_id == "t1"
+    with pytest.raises(NotFound):
+        await store.remove_template(lambda present: templates.find(present, Reference("base")))
+    await store.count_spawn("t1", 3)
+    await store.change_templates(lambda _: template("t2", "base"))
+    assert [t.template_id for t in store.templates()] == ["t2"]
     await _assert_agrees(store)
 
 
@@ -283,9 +336,7 @@ async def test_a_snapshot_that_is_gone_is_not_found(store: Store) -> None:
 async def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path, version: int) -> None:
     path = tmp_path / "old.db"
     with contextlib.closing(sqlite3.connect(path)) as database:
-        for step in STEPS[:version]:
-            database.executescript(step)
-        database.execute(f"PRAGMA user_version = {version}")
+        upgrade(database, STEPS[:version])
     store = Store(path, ManualClock())
     await store.open()
     volume = Volume("v1", "data", "token", 1)

@@ -67,15 +67,15 @@ async def test_service_is_started_and_awaited_before_the_warm_up(node: FakeNode)
     assert node.guest.commands[:5] == [RECIPE.start, *[RECIPE.ready] * 3, RECIPE.warm_up]
     assert "sync" in node.guest.commands[-1]
     assert template.name == "service"
-    assert template.machine.memory_mb == 1024
-    assert node.parts.store.template("service") == template
+    assert template.builds[0].machine.memory_mb == 1024
+    assert [t for t in node.parts.store.templates() if t.name == "service"] == [template]
     assert node.processes.alive() == []
 
 
 async def test_recipe_without_a_service_only_warms(node: FakeNode) -> None:
     template = await build(node, Recipe(name="plain"))
     assert len(node.guest.commands) == 1
-    assert template.machine.memory_mb == node.config.guest.memory_mb
+    assert template.builds[0].machine.memory_mb == node.config.guest.memory_mb
 
 
 @pytest.mark.parametrize(("failing", "said"), [("start it", "start command"), ("warm it", "warm-up"), ("is it ready", "not ready within")])
@@ -84,7 +84,7 @@ async def test_failure_names_the_step_and_leaves_nothing(node: FakeNode, monkeyp
     node.guest.answers_to = lambda command: (9, "the cause") if command == failing else (0, "")
     with pytest.raises(Internal, match=f"{said}.*(?s:.*)the cause"):
         await build(node, RECIPE)
-    assert node.parts.store.template("service") is None
+    assert [t.name for t in node.parts.store.templates()] == ["base"]
     assert node.processes.alive() == []
 
 
@@ -102,7 +102,7 @@ async def test_template_is_up_to_date_until_an_input_changes(node: FakeNode) -> 
         assert not builder(node, changed).up_to_date("d1"), changed
     again = await build(node, replace(RECIPE, warm_up="other"))
     assert again.template_id == first.template_id
-    assert again.build_id != first.build_id
+    assert again.builds[0].build_id != first.builds[0].build_id
 
 
 def test_every_recipe_is_found_by_its_name() -> None:

@@ -25,9 +25,10 @@ from agentenv.api.views import (
     sandbox_detail_view,
     sandbox_view,
 )
-from agentenv.core.errors import InvalidInput
+from agentenv.core.errors import InvalidInput, NotFound
 from agentenv.core.lifecycle import VISIBLE
 from agentenv.core.model import CreateRequest, Page, Sandbox, SandboxFilter
+from agentenv.core.references import parse_reference
 
 router = APIRouter()
 _MAX_LISTED = 20_000  # twice the most sandboxes that a node may run; beyond it something repeats itself
@@ -142,9 +143,13 @@ def _parse_states(given: list[str] | None) -> frozenset[str]:
 def _parse_template_filter(given: str | None) -> str | None:
     if not given:
         return None
-    if ":" in given:
+    try:
+        reference = parse_reference(given, "template")
+    except NotFound:
+        return given  # of another namespace: no sandbox has such a template
+    if reference.tag is not None:
         raise InvalidInput("template: a name with a tag cannot be a filter", "leave out the part from the colon on")
-    return given.strip().lower()
+    return reference.name
 
 
 def _parse_started_after(given: str | None) -> int | None:

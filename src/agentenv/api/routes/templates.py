@@ -10,7 +10,7 @@ from starlette.responses import Response
 from agentenv.api.context import Context
 from agentenv.api.pagination import MAX_LIMIT, NEXT_TOKEN_HEADER, Limit, NextToken, encode_token, make_position, page_of, parse_position
 from agentenv.api.request_parts import template_in_path
-from agentenv.api.views import TemplateView, template_detail_view, template_view
+from agentenv.api.views import TemplateView, build_view, template_view
 
 router = APIRouter()
 
@@ -49,4 +49,5 @@ async def read_alias(context: Context, alias: TemplateInPath) -> dict[str, objec
 @router.get("/templates/{template_id}", response_model=None)
 async def read(context: Context, template_id: TemplateInPath) -> dict[str, object]:
     """One template with its builds, by id or name."""
-    return template_detail_view(await context.orchestrator.template(template_in_path(template_id)))
+    template = await context.orchestrator.template(template_in_path(template_id))
+    return {**template_view(template), "builds": [build_view(build) for build in template.builds]}

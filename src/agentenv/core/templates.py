@@ -1,0 +1,94 @@
+"""What may be done to a template, as pure functions from one value to the next.
+
+Invariants: every tag names a build the template has; every build has a tag (one that loses its last tag goes, and with it its
+bytes); tags are in order, `default` first; builds are newest first. A template whose last tag goes is no more: None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from agentenv.core.errors import InvalidInput, LimitReached, NotFound
+from agentenv.core.ids import new_assignment_id, new_template_id
+from agentenv.core.model import Build, Tag, Template, TemplateKind
+from agentenv.core.references import DEFAULT_TAG, Reference, full_name
+
+TAGS_MAX = 100  # of one template: each may hold a build, and they are listed in one reply
+_HISTORY_MAX = 200  # former assignments that are remembered, of all tags of one template together
+_NEXT_STEP = "`aenv templates` lists what there is"
+
+
+def find(templates: Iterable[Template], reference: Reference) -> Template:
+    """The template of that id or alias, whatever the tag. NotFound."""
+    for template in templates:
+        if reference.name == template.template_id or reference.name in template.aliases:
+            return template
+    raise NotFound(f"template '{reference.name}' not found", _NEXT_STEP)
+
+
+def build_of(template: Template, tag: str | None) -> Build:
+    """The build that a tag, or a build's own id, names. NotFound."""
+    wanted = tag or DEFAULT_TAG
+    build_id = next((t.build_id for t in template.tags if t.tag == wanted), wanted)
+    for build in template.builds:
+        if build.build_id == build_id:
+            return build
+    has = ", ".join(t.tag for t in template.tags[:10])
+    raise NotFound(f"template '{template.name}' has no tag '{wanted}'", f"it has {has}")
+
+
+def first(build: Build, aliases: tuple[str, ...], kind: TemplateKind, tags: Iterable[str], now_ms: int) -> Template:
+    """A new template with one build."""
+    empty = Template(new_template_id(), aliases, kind, (), (), now_ms, now_ms, build_count=0)
+    return with_build(empty, build, tags, now_ms)
+
+
+def with_build(template: Template, build: Build, tags: Iterable[str], now_ms: int) -> Template:
+    """`template` with one more build, which `tags` name from now on."""
+    grown = replace(template, builds=(build, *template.builds), build_count=template.build_count + 1)
+    return with_tags(grown, build, tags, now_ms)
+
+
+def with_tags(template: Template, build: Build, tags: Iterable[str], now_ms: int) -> Template:
+    """`tags` name `build`, one of the template's. LimitReached beyond `TAGS_MAX`."""
+    given = tuple(Tag(tag, build.build_id, new_assignment_id(), now_ms, build.created_at_ms) for tag in dict.fromkeys(tags))
+    names = {tag.tag for tag in given}
+    kept = tuple(tag for tag in template.tags if tag.tag not in names)
+    former = tuple(tag for tag in template.tags if tag.tag in names)
+    if len(kept) + len(given) > TAGS_MAX:
+        raise LimitReached(f"template '{template.name}' would have more than {TAGS_MAX} tags", "remove tags that nobody uses")
+    return _tidied(replace(template, tags=kept + given, history=former + template.history, updated_at_ms=now_ms))
+
+
+def without_tags(template: Template, tags: Iterable[str], now_ms: int) -> Template | None:
+    """`template` without these tags; None when none is left. NotFound when it lacks one, InvalidInput for `default`."""
+    gone = set(tags)
+    if DEFAULT_TAG in gone:
+        raise InvalidInput(f"the tag '{DEFAULT_TAG}' cannot be removed", "delete the template, or give the tag to another build")
+    return without(template, gone, now_ms)
+
+
+def without(template: Template, tags: Iterable[str], now_ms: int) -> Template | None:
+    """As `without_tags`, `default` among them."""
+    gone = set(tags)
+    if missing := gone - {tag.tag for tag in template.tags}:
+        raise NotFound(f"template '{template.name}' has no tag '{min(missing)}'")
+    kept = tuple(tag for tag in template.tags if tag.tag not in gone)
+    history = tuple(tag for tag in template.history if tag.tag not in gone)
+    return _tidied(replace(template, tags=kept, history=history, updated_at_ms=now_ms)) if kept else None
+
+
+def snapshot_name(template: Template, tag: str) -> str:
+    """How a snapshot is called (contract section 2.4): by its name if it has one, else by the template's id."""
+    return full_name(template.aliases[0], tag) if template.aliases else f"{template.template_id}:{tag}"
+
+
+def _tidied(template: Template) -> Template:
+    named = {tag.build_id for tag in template.tags}
+    return replace(
+        template,
+        tags=tuple(sorted(template.tags, key=lambda tag: (tag.tag != DEFAULT_TAG, tag.tag))),
+        builds=tuple(build for build in template.builds if build.build_id in named),
+        history=template.history[:_HISTORY_MAX],
+    )
