@@ -397,10 +397,13 @@ class Exchange:
         self.client.refuse(self, refusal, keep_alive)
 
     def _break_off(self, outcome: str) -> None:
-        """End the client connection such that no client can take the response for complete."""
-        looks_complete = self.tunnel or self._decode or isinstance(self.response_body, UntilCloseBody)
+        """End the client connection such that no client can take the response for complete.
+
+        Always by a reset: some clients hold a mere end in mid-chunk for a fault in the protocol, not for a lost sandbox
+        (the Python SDK of 2.45 then does not ask whether the sandbox is gone).
+        """
         self.leave(outcome)
-        self.client.abort(reset=looks_complete)
+        self.client.abort(reset=True)
 
     def leave(self, outcome: str | None) -> None:
         """Let go of the upstream side, and count the outcome if there is one to count."""
