@@ -31,6 +31,7 @@ from agentenv.guest.initramfs import Initramfs
 from agentenv.guest.kernel import Kernel
 from agentenv.host import files, native
 from agentenv.host.doctor import kvm_kind
+from agentenv.host.open_files import raise_open_files
 from agentenv.host.tsc import tsc_khz
 from agentenv.network.layout import GUEST_IP, Layout
 from agentenv.network.slots import SlotPool, remove_all
@@ -40,9 +41,11 @@ from agentenv.orchestrator.parts import Parts, Shared
 from agentenv.orchestrator.service import Orchestrator
 from agentenv.orchestrator.start import memory_stack_id
 from agentenv.orchestrator.templates import hot_snapshot_ids
+from agentenv.proxy.authority import LocalAuthority
 from agentenv.proxy.limits import ProxySettings
 from agentenv.proxy.sandboxes import SandboxRoutes
 from agentenv.proxy.server import ProxyServer
+from agentenv.proxy.tls import TlsIdentity, keep_fresh
 from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
@@ -209,6 +212,7 @@ def serve(config: Config) -> None:
 async def _serve(config: Config) -> None:
     paths = paths_of(config)
     stop = asyncio.Event()
+    raise_open_files()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -223,13 +227,15 @@ async def _serve(config: Config) -> None:
         api = api_server(create_app(orchestrator, KeyRing.from_file(paths.api_key), settings))
         listener = bind_unix(paths.api_socket)
         api_task = asyncio.create_task(api.serve(sockets=[listener]), name="api")
-        domains = tuple(d for d in (settings.domain, "localhost") if d)
-        proxy = ProxyServer(SandboxRoutes(orchestrator), paths.api_socket, ProxySettings(domains=domains))
+        proxy = ProxyServer(SandboxRoutes(orchestrator), paths.api_socket, ProxySettings(domains=(settings.domain, "localhost")))
         await proxy.start(config.api.host, config.api.port)
         _log.info("serving on %s port %d", config.api.host, config.api.port)
+        certificate_task = await _serve_tls(config, proxy)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({stopped, api_task}, return_when=asyncio.FIRST_COMPLETED)
         await proxy.close(_CLOSE_DEADLINE_S)
+        if certificate_task is not None:
+            certificate_task.cancel()
         api.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(api_task, _CLOSE_DEADLINE_S)
@@ -237,6 +243,26 @@ async def _serve(config: Config) -> None:
         await orchestrator.close()
         await parts.volumes.close()
         await parts.slots.close()
+
+
+async def _serve_tls(config: Config, proxy: ProxyServer) -> asyncio.Task[None] | None:
+    """Open the TLS listener if the settings ask for one; the task keeps its certificate fresh."""
+    port = config.api.tls_listen_port
+    if port is None:
+        return None
+    identity = tls_identity(config)
+    await proxy.start(config.api.host, port, ssl_context=identity.context)
+    _log.info("serving https://api.%s on %s port %d", config.api.client_domain, config.api.host, port)
+    return asyncio.create_task(keep_fresh(identity), name="certificate")
+
+
+def tls_identity(config: Config) -> TlsIdentity:
+    """The operator's certificate if the settings name one, else one of the local authority. HostNotReady."""
+    if config.api.tls_cert:
+        return TlsIdentity(Path(config.api.tls_cert), Path(config.api.tls_key))
+    name = config.api.domain_name
+    authority = LocalAuthority(paths_of(config).authority(name), name, SystemClock())
+    return TlsIdentity(authority.cert_file, authority.key_file, authority.ensure)
 
 
 async def _open_hot_memory(parts: Parts) -> None:

@@ -19,5 +19,5 @@ class ApiSettings:
 
     @classmethod
     def from_config(cls, config: ApiConfig) -> ApiSettings:
-        """The settings of a configured node; without a domain clients are told `localhost:<port>`."""
-        return cls(domain=config.domain or f"localhost:{config.port}", max_timeout_hours=config.max_timeout_hours)
+        """The settings of a configured node."""
+        return cls(domain=config.client_domain, max_timeout_hours=config.max_timeout_hours)

@@ -34,6 +34,8 @@ class ServerRecord:
     host: str
     port: int
     home: Path
+    domain: str = ""
+    tls_port: int | str = "auto"
 
     def is_alive(self) -> bool:
         """Whether this very server still runs."""
@@ -53,7 +55,8 @@ def read_record(config: Config) -> ServerRecord | None:
     try:
         pid, ticks = (int(number) for number in pid_file.read_text().split())
         address = json.loads((config.node.run / ADDRESS).read_text())
-        return ServerRecord(pid, ticks, str(address["host"]), int(address["port"]), Path(address["home"]))
+        domain, tls_port = str(address.get("domain", "")), address.get("tls_port", "auto")
+        return ServerRecord(pid, ticks, str(address["host"]), int(address["port"]), Path(address["home"]), domain, tls_port)
     except FileNotFoundError:
         return None
     except PermissionError as error:
@@ -67,7 +70,8 @@ def write_record(config: Config) -> None:
     from agentenv.host.files import write_atomic
     from agentenv.host.process import start_ticks
 
-    address = {"host": config.api.host, "port": config.api.port, "home": str(config.node.home)}
+    api = config.api
+    address = {"host": api.host, "port": api.port, "home": str(config.node.home), "domain": api.domain, "tls_port": api.tls_port}
     write_atomic(config.node.run / ADDRESS, json.dumps(address).encode() + b"\n")
     write_atomic(node_paths(config).server_pid, f"{os.getpid()} {start_ticks(os.getpid())}\n".encode())
 
@@ -98,12 +102,14 @@ def load_config(**changes: Any) -> Config:
 
 
 def config_in_force() -> Config:
-    """The configuration, with home, host and port of the recorded server when there is one."""
+    """The configuration, with home, addresses and domain of the recorded server when there is one."""
     config = load_config()
     record = read_record(config)
     if record is None:
         return config
-    return load_config(node_home=record.home, api_host=record.host, api_port=record.port)
+    return load_config(
+        node_home=record.home, api_host=record.host, api_port=record.port, api_domain=record.domain, api_tls_port=record.tls_port
+    )
 
 
 def node_url(config: Config) -> str:
@@ -115,7 +121,7 @@ def node_url(config: Config) -> str:
 
 def node_domain(config: Config) -> str:
     """The domain in the host names of sandbox ports (contract section 1.2)."""
-    return config.api.domain or f"localhost:{config.api.port}"
+    return config.api.client_domain
 
 
 def read_key(config: Config) -> str:

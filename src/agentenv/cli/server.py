@@ -100,7 +100,13 @@ def start_detached(config: Config, waiting: Callable[[float], None]) -> int:
 
 def settings_of(config: Config) -> dict[str, str]:
     """The variables that tell a child process the settings a command line may have changed."""
-    return {"AENV_NODE_HOME": str(config.node.home), "AENV_API_PORT": str(config.api.port)}
+    api = config.api
+    return {
+        "AENV_NODE_HOME": str(config.node.home),
+        "AENV_API_PORT": str(api.port),
+        "AENV_API_DOMAIN": api.domain,
+        "AENV_API_TLS_PORT": str(api.tls_port),
+    }
 
 
 def _wait_healthy(config: Config, pid: int, begun: float, waiting: Callable[[float], None]) -> str:

@@ -6,12 +6,15 @@ The variable of setting `section.key` is `AENV_SECTION_KEY`.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_DOMAIN = re.compile(rf"(?=[^:]{{1,200}}(?::|\Z)){_LABEL}(?:\.{_LABEL})*(?::([0-9]{{1,5}}))?")
 
 
 class _Section(BaseModel):
@@ -26,14 +29,70 @@ class NodeConfig(_Section):
 
 
 class ApiConfig(_Section):
-    """The listener for API and sandbox traffic."""
+    """The listeners for API and sandbox traffic, and the names clients know them by."""
 
     host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback a key is always required.")
-    port: Port = Field(3000, description="TCP port for API and sandbox traffic.")
+    port: Port = Field(3000, description="TCP port for API and sandbox traffic, without TLS.")
     domain: str = Field(
-        "", description="Domain for `<port>-<sandboxId>.<domain>` hosts; empty means `localhost:<port>` is reported to clients."
+        "",
+        description="Domain for `<port>-<sandboxId>.<domain>` and `api.<domain>` hosts, with the port clients use when it is not 443; "
+        "empty means `localhost:<port>` is reported to clients.",
     )
+    tls_port: Literal["auto", "off"] | Port = Field(
+        "auto",
+        description="TCP port of the TLS listener. `auto`: none without a domain, else the domain's port, else 443 "
+        "(none when the domain's port is `port`).",
+    )
+    tls_cert: str = Field(
+        "", description="PEM file with the certificate chain for `<domain>` and `*.<domain>`; empty: the node's own CA makes one."
+    )
+    tls_key: str = Field("", description="PEM file with the private key of `tls_cert`.")
     max_timeout_hours: int = Field(24, ge=1, le=8760, description="Longest timeout a caller may ask for, hours.")
+
+    @field_validator("domain")
+    @classmethod
+    def _is_domain(cls, value: str) -> str:
+        value = value.strip().lower()
+        match = _DOMAIN.fullmatch(value)
+        if value and (match is None or not 1 <= int(match[1] or 443) <= 65535 or value.partition(":")[0].rpartition(".")[2].isdigit()):
+            raise ValueError("not a domain name, with or without a port (such as sandbox.example.com or sbx.localhost:8443)")
+        return value
+
+    @model_validator(mode="after")
+    def _tls_is_possible(self) -> ApiConfig:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key go together: set both or none")
+        if self.tls_listen_port is not None and "." not in self.domain_name and not self.tls_cert:
+            raise ValueError(
+                f"TLS for *.{self.domain_name} is not possible, because clients accept no such certificate; "
+                f"use a domain of two or more labels (such as sbx.{self.domain_name}), or tls_port off"
+            )
+        if self.tls_port != "off" and self.tls_port == self.port:
+            raise ValueError("tls_port and port must differ")
+        return self
+
+    @property
+    def domain_name(self) -> str:
+        """The domain without its port; empty in single-host mode."""
+        return self.domain.partition(":")[0]
+
+    @property
+    def tls_listen_port(self) -> int | None:
+        """Where to listen with TLS; None for nowhere."""
+        if self.tls_port == "off" or not self.domain:
+            return None
+        if self.tls_port != "auto":
+            return self.tls_port
+        wanted = int(self.domain.partition(":")[2] or 443)
+        return None if wanted == self.port else wanted
+
+    @property
+    def client_domain(self) -> str:
+        """What clients put after `<port>-<sandboxId>.`, with a port where they must say one (contract section 1.2)."""
+        if not self.domain:
+            return f"localhost:{self.port}"
+        port = self.tls_listen_port
+        return self.domain if ":" in self.domain or port in (None, 443) else f"{self.domain}:{port}"
 
 
 class GuestConfig(_Section):

@@ -37,6 +37,10 @@ class NodePaths:
         """Downloads and what is built from them; may be deleted while the node is down."""
         return self.home / "cache"
 
+    def authority(self, domain_name: str) -> Path:
+        """The local certificate authority for a domain, and what it has issued."""
+        return self.home / "ca" / domain_name
+
     @property
     def layers(self) -> Path:
         """The layer store."""

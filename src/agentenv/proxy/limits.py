@@ -51,6 +51,8 @@ class ProxySettings:
     trust_forwarded: bool = False
     head_timeout_s: float = 60.0
     """From the first byte of a request head to its end; stops slow-loris clients."""
+    handshake_timeout_s: float = 15.0
+    """A TLS handshake, from the accept to its end."""
     keepalive_idle_s: float = 620.0
     """A client connection between requests; official clients keep theirs 300 s, load balancers up to 600 s."""
     stream_idle_s: float = 3600.0

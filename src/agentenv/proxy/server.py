@@ -1,4 +1,4 @@
-"""The proxy server: one listener for the API and for all sandboxes.
+"""The proxy server: its listeners serve the API and all sandboxes alike.
 
 Invariants:
 - Requests are routed one by one: a keep-alive connection may mix the API and any number of sandboxes.
@@ -19,6 +19,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.errors import HostNotReady
 from agentenv.host.listeners import describe_holder
@@ -66,7 +67,7 @@ class ProxyServer:
         self._empty = asyncio.Event()
         self._total_connections = 0
         self._outcomes: dict[str, int] = {}
-        self._server: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(
@@ -74,25 +75,31 @@ class ProxyServer:
     ) -> int:
         """Listen on `host` and `port` (0: any free one), or on the bound socket `sock`, which is then owned here; returns the port.
 
-        Raises HostNotReady if the port is taken or may not be used; the hint says by whom.
+        Call it once for each listener; `ssl_context` makes it one for TLS. Raises HostNotReady if the port is taken or may not be
+        used; the hint says by whom.
         """
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()
+        # A handshake holds no place among the counted clients, so it must not last.
+        patience_s = None if ssl_context is None else self.settings.handshake_timeout_s
+        more: dict[str, Any] = {"backlog": LISTEN_BACKLOG, "ssl": ssl_context, "ssl_handshake_timeout": patience_s}
         try:
             if sock is not None:
-                self._server = await self.loop.create_server(self._client, sock=sock, backlog=LISTEN_BACKLOG, ssl=ssl_context)
+                listener = await self.loop.create_server(self._client, sock=sock, **more)
             else:
-                self._server = await self.loop.create_server(self._client, host, port, backlog=LISTEN_BACKLOG, ssl=ssl_context)
+                listener = await self.loop.create_server(self._client, host, port, **more)
         except OSError as error:
             raise _not_ready(error, host, port) from error
-        self._sweeper = self.loop.create_task(self._sweep())
-        return int(self._server.sockets[0].getsockname()[1])
+        self._listeners.append(listener)
+        if self._sweeper is None:
+            self._sweeper = self.loop.create_task(self._sweep())
+        return int(listener.sockets[0].getsockname()[1])
 
     async def close(self, deadline_s: float) -> None:
         """Stop listening, let running exchanges end for up to `deadline_s`, then break off the rest. Repeating it is harmless."""
         self.closing = True
-        if self._server is not None:
-            self._server.close()
+        for listener in self._listeners:
+            listener.close()
         for connection in list(self._connections):
             connection.close_idle()
         if self._connections:

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 @verb("up", section="Node")
 @click.option("--detach", "-d", is_flag=True, help="Run the server in the background and return once it answers.")
 @click.option("--port", type=click.IntRange(1, 65535), help="TCP port to listen on.  [default: setting api.port]")
+@click.option("--domain", metavar="NAME[:PORT]", help="Domain of the sandboxes' hosts; turns TLS on.  [default: setting api.domain]")
+@click.option("--tls-port", type=click.IntRange(1, 65535), help="TCP port for TLS.  [default: setting api.tls_port]")
 @click.option(
     "--home", type=click.Path(path_type=Path, file_okay=False), help="Where the node keeps its things.  [default: setting node.home]"
 )
-def command(detach: bool, port: int | None, home: Path | None) -> None:
+def command(detach: bool, port: int | None, domain: str | None, tls_port: int | None, home: Path | None) -> None:
     """Start the node; the first run sets it up.
 
     Checks what the host must offer, fetches the guest kernel and the VMM, builds the base template (minutes, once), and
@@ -31,10 +33,16 @@ def command(detach: bool, port: int | None, home: Path | None) -> None:
     from agentenv.cli.node import load_config, node_url, read_record
     from agentenv.cli.server import is_healthy, require_free_port, serve_here, start_lock
 
-    config = load_config(api_port=port, node_home=None if home is None else home.absolute())
+    config = load_config(api_port=port, api_domain=domain, api_tls_port=tls_port, node_home=None if home is None else home.absolute())
     record = read_record(config)
     if record is not None and record.is_alive():
-        running = load_config(api_host=record.host, api_port=record.port, node_home=record.home)
+        running = load_config(
+            api_host=record.host,
+            api_port=record.port,
+            api_domain=record.domain,
+            api_tls_port=record.tls_port,
+            node_home=record.home,
+        )
         if not is_healthy(running):
             raise CliError(f"the server runs (pid {record.pid}) but does not answer on {node_url(running)}", "`aenv down`, then `aenv up`")
         info(f"the node is already up: {node_url(running)} (pid {record.pid}, home {record.home})")
@@ -46,11 +54,15 @@ def command(detach: bool, port: int | None, home: Path | None) -> None:
         )
     _require_host(config)
     with start_lock(config):
-        require_free_port(config.api.host, config.api.port)
+        for number in (config.api.port, config.api.tls_listen_port):
+            if number is not None:
+                require_free_port(config.api.host, number)
         _prepare(config)
         if detach:
             pid = _start(config)
             info(f"the node is up: {node_url(config)} (pid {pid}, home {config.node.home})")
+            if config.api.tls_listen_port is not None:
+                info(f"and with TLS: https://api.{config.api.client_domain}; `aenv ca` tells how clients come to trust it")
             info('next: eval "$(aenv env)" for E2B clients, or `aenv start`')
             return
     info(f"serving on {node_url(config)}; Ctrl-C stops the server, sandboxes go on")
