@@ -18,9 +18,10 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import click  # noqa: E402
 
+from agentenv.cli.commands import sandbox  # noqa: E402
 from agentenv.cli.exits import EXIT_CODES  # noqa: E402
 from agentenv.cli.main import cli  # noqa: E402
-from agentenv.cli.verb import SECTIONS, Verb  # noqa: E402
+from agentenv.cli.verb import SECTIONS, aliases_of, section_of, walk  # noqa: E402
 from agentenv.config.reference import default_toml, reference_page  # noqa: E402
 from agentenv.core.errors import AgentEnvError, all_errors  # noqa: E402
 from agentenv.core.lifecycle import TRANSITIONS, VISIBLE, State  # noqa: E402
@@ -32,30 +33,38 @@ HELP_WIDTH = 100
 def cli_page() -> str:
     """Every command with its help text, by section, and the exit codes."""
     context = click.Context(cli, info_name="aenv")
-    verbs = [verb for name in cli.list_commands(context) if isinstance(verb := cli.get_command(context, name), Verb)]
+    verbs = [(path, verb) for path, verb in walk(cli, context) if path[0] != sandbox.command.name]
     parts = [
         "# The `aenv` command\n",
         "Data goes to standard output, messages to standard error. Every command that reads has `--json`.",
         "A sandbox may be named by the beginning of its id as long as only one begins so.",
         "`NO_COLOR` turns colours and live progress bars off.\n",
+        "The words are those of the E2B command line, its options and short names included; `sandbox` may be left out:",
+        "`aenv sandbox kill ID`, `aenv sbx kl ID` and `aenv kill ID` are the same. JSON has the field names of the API.",
+        "There is nothing to log in to: the key of a node is in its home, and the commands read it there.\n",
         "Commands talk to the node of this machine. Where they are set, the variables of the E2B SDKs win:",
         "`E2B_API_URL`, `E2B_SANDBOX_URL`, `E2B_DOMAIN`, `E2B_API_KEY`.\n",
         "## Exit codes\n",
         "| code | meaning |\n|---|---|",
         *(f"| {code.value} | {meaning} |" for code, meaning in EXIT_CODES.items()),
-        "\n`aenv exec` and `aenv shell` end with the exit code of what they ran.",
+        "\n`aenv exec`, `aenv connect` and `aenv create` end with the exit code of what they ran.",
     ]
     for section in SECTIONS:
         parts.append(f"\n## {section}")
-        for verb in verbs:
-            if verb.section == section:
-                parts.append(f"\n### aenv {verb.name}\n\n```text\n{_help(verb)}\n```")
+        for path, verb in verbs:
+            if section_of(verb) == section:
+                parts.append(f"\n### aenv {' '.join(path)}\n{_aliases(path, verb)}\n```text\n{_help(path, verb)}\n```")
     return "\n".join(parts) + "\n"
 
 
-def _help(verb: Verb) -> str:
-    parent = click.Context(cli, info_name="aenv", **cli.context_settings)
-    context = click.Context(verb, info_name=verb.name, parent=parent, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH)
+def _aliases(path: tuple[str, ...], verb: click.Command) -> str:
+    words = ["`" + " ".join(("aenv", *path[:-1], alias)) + "`" for alias in aliases_of(verb)]
+    return f"\nAlso {', '.join(words)}.\n" if words else ""
+
+
+def _help(path: tuple[str, ...], verb: click.Command) -> str:
+    parent = click.Context(cli, info_name=" ".join(("aenv", *path[:-1])), **cli.context_settings)
+    context = click.Context(verb, info_name=path[-1], parent=parent, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH)
     return "\n".join(line.rstrip() for line in verb.get_help(context).splitlines())
 
 

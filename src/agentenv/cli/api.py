@@ -44,18 +44,20 @@ class Api:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._http.close()
 
-    def sandboxes(self, states: str = "running,paused", metadata: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Sandboxes, newest first, page by page."""
-        query = {"state": states, "limit": str(PAGE_SIZE)}
+    def sandboxes(
+        self,
+        states: str = "running,paused",
+        metadata: dict[str, str] | None = None,
+        template: str | None = None,
+        started_after: str | None = None,
+        order: str = "desc",
+    ) -> Iterator[dict[str, Any]]:
+        """Sandboxes by time of start, newest first unless `order` is "asc"; fetched page by page."""
+        query = {"state": states, "limit": str(PAGE_SIZE), "order": order}
         if metadata:
             query["metadata"] = encode_metadata(metadata)
-        for _ in range(MAX_PAGES):
-            items, headers = self._call("GET", "/v2/sandboxes", query=query)
-            yield from items
-            if not headers.get("x-next-token"):
-                return
-            query["nextToken"] = headers["x-next-token"]
-        raise CliError(f"the node's list has more than {MAX_PAGES} pages", "narrow it down with --state or --metadata")
+        query |= {name: value for name, value in (("template", template), ("startedAfter", started_after)) if value}
+        yield from self._pages("/v2/sandboxes", query)
 
     def sandbox(self, sandbox_id: str) -> dict[str, Any]:
         """One sandbox, with its tokens."""
@@ -74,6 +76,10 @@ class Api:
         """Make it run, for at least `timeout_s` from now. Never shortens its life."""
         body = {} if timeout_s is None else {"timeout": timeout_s}
         return dict(self._call("POST", f"/v2/sandboxes/{_segment(sandbox_id)}/connect", body, deadline_s=CHANGE_DEADLINE_S)[0])
+
+    def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
+        """Let it end that many seconds from now, sooner or later than before; 0 ends it now."""
+        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/timeout", {"timeout": timeout_s}, deadline_s=CHANGE_DEADLINE_S)
 
     def refresh(self, sandbox_id: str, duration_s: int) -> None:
         """Let it live at least `duration_s` from now."""
@@ -114,6 +120,15 @@ class Api:
             raise CliError(f"no sandbox's id begins with {given!r}", "`aenv ls --all` lists them", Exit.NOT_FOUND)
         shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise CliError(f"{len(found)} sandboxes begin with {given!r}: {shown}", "give more of the id", Exit.USAGE)
+
+    def _pages(self, path: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+        for _ in range(MAX_PAGES):
+            items, headers = self._call("GET", path, query=query)
+            yield from items
+            if not headers.get("x-next-token"):
+                return
+            query = {**query, "nextToken": headers["x-next-token"]}
+        raise CliError(f"the node's list has more than {MAX_PAGES} pages", "narrow it down with the command's filters")
 
     def _call(
         self,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from agentenv.cli.api import Api
 from agentenv.cli.dataplane import open_sandbox, sdk_errors
 from agentenv.cli.exits import CliError, Exit
-from agentenv.cli.output import info, warn
-from agentenv.cli.remote_command import Ended, exit_code
+from agentenv.cli.output import info
+from agentenv.cli.stream import Ended, Stream, ending_signals, write_all
 from agentenv.cli.terminal import raw, require_terminal, terminal_size
 
 if TYPE_CHECKING:
@@ -73,56 +73,38 @@ class _Session:
         self._api = api
         self._sandbox = sandbox
         self._handle = handle
-        self._done = threading.Event()
-        self._code = 0
-        self._error: BaseException | None = None
+        self._stream = Stream(sandbox)
         self._resized = False
         self._keep_alive_at = time.monotonic() + KEEP_ALIVE_EVERY_S
 
     def run(self) -> int:
-        previous = {number: signal.signal(number, _raise_ended) for number in (signal.SIGTERM, signal.SIGHUP)}
-        previous[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._note_resize)
-        left = False
-        try:
-            with raw():
-                threading.Thread(target=self._pump_output, daemon=True).start()
-                left = self._pump_input()
-        except Ended as ended:
-            self._kill()
-            return 128 + ended.number
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with ending_signals():
+            previous = signal.signal(signal.SIGWINCH, self._note_resize)
+            try:
+                with raw():
+                    self._stream.start(self._handle, on_pty=lambda data: write_all(sys.stdout.fileno(), data))
+                    left = self._pump_input()
+            except Ended as ended:
+                self._stream.kill()
+                return 128 + ended.number
+            finally:
+                signal.signal(signal.SIGWINCH, previous)
         if left:
-            self._kill()
+            self._stream.kill()
             info("left the shell")
             return Exit.OK
-        if self._error is not None:
+        if self._stream.error is not None:
             sys.stderr.write("\n")  # after the guest's last output
-            with sdk_errors(self._sandbox.sandbox_id):
-                raise self._error
-        return self._code
+        return self._stream.result()
 
     def _note_resize(self, _number: int, _frame: FrameType | None) -> None:
         self._resized = True
-
-    def _pump_output(self) -> None:
-        from e2b import CommandExitException
-
-        try:
-            self._handle.wait(on_pty=_write_all)
-        except CommandExitException as error:
-            self._code = exit_code(error.exit_code, error.error)
-        except Exception as error:  # noqa: BLE001 - handed to the main thread, which maps it
-            self._error = error
-        finally:
-            self._done.set()
 
     def _pump_input(self) -> bool:
         """Pass keys on until the shell ends. True when the user left by the escape keys, or our terminal is gone."""
         keys = EscapeKeys()
         fd = sys.stdin.fileno()
-        while not self._done.is_set():
+        while not self._stream.done.is_set():
             self._follow_size()
             self._keep_alive()
             try:
@@ -137,15 +119,15 @@ class _Session:
                 return True
             if passed and not self._send(passed):
                 break
-        self._done.wait(POLL_S * 10)
+        self._stream.done.wait(POLL_S * 10)
         return False
 
     def _send(self, data: bytes) -> bool:
         try:
             self._sandbox.pty.send_stdin(self._handle.pid, data, request_timeout=10)
         except Exception as error:  # noqa: BLE001 - a shell that ends while a key is on its way is no error
-            if not self._done.wait(1.0):
-                self._error = error
+            if not self._stream.done.wait(1.0):
+                self._stream.error = error
             return False
         return True
 
@@ -173,19 +155,3 @@ class _Session:
             self._api.refresh(self._sandbox.sandbox_id, KEEP_ALIVE_FOR_S)
         except CliError:  # tried again soon; a sandbox that is gone ends the stream
             return
-
-    def _kill(self) -> None:
-        try:
-            self._handle.kill()
-        except Exception as error:  # noqa: BLE001 - we are leaving; say what may be left behind
-            warn(f"the shell may still run: {error}")
-
-
-def _write_all(data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(sys.stdout.fileno(), left) :]
-
-
-def _raise_ended(number: int, _frame: FrameType | None) -> None:
-    raise Ended(number)

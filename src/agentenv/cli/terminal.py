@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from agentenv.cli.exits import CliError, Exit
 
 
-def require_terminal() -> None:
+def require_terminal(hint: str = "use `aenv exec ID -- COMMAND` in scripts") -> None:
     """CliError unless standard input and output are a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CliError("a shell needs a terminal on standard input and output", "use `aenv exec ID -- COMMAND` in scripts", Exit.USAGE)
+        raise CliError("a shell needs a terminal on standard input and output", hint, Exit.USAGE)
 
 
 def terminal_size() -> tuple[int, int]:

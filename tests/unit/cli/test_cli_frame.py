@@ -13,32 +13,101 @@ from aenv_runner import process_environment
 from click.testing import CliRunner
 
 from agentenv.cli import output
-from agentenv.cli.commands import __path__ as command_folder
 from agentenv.cli.exits import EXIT_CODES, CliError, Exit
 from agentenv.cli.main import cli, exit_code
 from agentenv.cli.output import ProgressReport, clean, duration, size
-from agentenv.cli.verb import SECTIONS, Verb
+from agentenv.cli.verb import SECTIONS, Group, Verb, aliases_of, walk
 from agentenv.core import errors
 
 ROOT = Path(__file__).parents[3]
 CONTEXT = click.Context(cli, info_name="aenv")
 NAMES = cli.list_commands(CONTEXT)
+COMMANDS = ROOT / "src" / "agentenv" / "cli" / "commands"
+VERBS = dict(walk(cli, CONTEXT))
+IMPLIED = {path[1:] for path in VERBS if path[0] == "sandbox"}
 
 
 def test_every_module_is_a_command_with_section_and_help():
-    modules = [path.stem for path in Path(next(iter(command_folder))).glob("*.py") if path.stem != "__init__"]
-    assert sorted(name.rstrip("_") for name in modules) == NAMES
-    for name in NAMES:
-        verb = cli.get_command(CONTEXT, name)
+    modules = [path.relative_to(COMMANDS).with_suffix("").parts for path in COMMANDS.rglob("*.py") if path.stem != "__init__"]
+    assert {tuple(word.rstrip("_") for word in path) for path in modules} == VERBS.keys() - IMPLIED
+    for path, verb in VERBS.items():
         assert isinstance(verb, Verb)
-        assert verb.name == name
+        assert verb.name == path[-1]
         assert verb.section in SECTIONS
-        assert 10 < len(verb.help.splitlines()[0]) <= 60, f"the first line of {name}'s help must fit the list"
+        assert 10 < len(verb.help.splitlines()[0]) <= 60, f"the first line of {path}'s help must fit the list"
 
 
-@pytest.mark.parametrize("name", ["ls", "env", "doctor", "info", "logs", "templates", "config", "assets", "version", "start", "fork"])
+def groups(group=cli):
+    yield group
+    for name in group.list_commands(CONTEXT):
+        if isinstance(command := group.get_command(CONTEXT, name), Group):
+            yield from groups(command)
+
+
+def test_no_name_or_alias_means_two_things():
+    for group in groups():
+        commands = [group.get_command(CONTEXT, name) for name in group.list_commands(CONTEXT)]
+        words = [word for command in commands for word in (command.name, *aliases_of(command))]
+        assert sorted(set(words)) == sorted(words)
+        assert group.absent.keys().isdisjoint(words)
+        for command in commands:
+            for word in aliases_of(command):
+                assert group.get_command(CONTEXT, word) is command
+
+
+def test_the_word_sandbox_may_be_left_out():
+    assert IMPLIED
+    for path in IMPLIED:
+        assert VERBS[path] is VERBS[("sandbox", *path)]
+
+
+# What its --help lists, release 2.19.
+E2B_WORDS = """
+sandbox connect|cn info|in list|ls kill|kl pause|ps resume|rs create|cr logs|lg metrics|mt exec|ex
+template list|ls
+"""
+E2B_OPTIONS = """
+sandbox connect: -u --user -c --cwd -e --env
+sandbox info: -f --format
+sandbox list: -s --state -m --metadata -t --template --started-after -o --order -l --limit -f --format
+sandbox kill: -a --all -s --state -m --metadata
+sandbox create: -d --detach --lifecycle.ontimeout --lifecycle.autoresume --timeout -u --user -c --cwd -e --env
+sandbox logs: --level -f --follow --format --loggers
+sandbox metrics: -f --follow --format
+sandbox exec: -b --background -c --cwd -u --user -e --env
+template list: -t --project -f --format
+"""
+
+
+@pytest.mark.parametrize("line", E2B_WORDS.split("\n")[1:-1])
+def test_every_word_of_the_e2b_command_line(line):
+    group_name, *words = line.split()
+    group = cli.get_command(CONTEXT, group_name)
+    for word in words:
+        found = {id(group.get_command(CONTEXT, name)) for name in word.split("|")}
+        assert len(found) == 1
+        assert found != {id(None)}, word
+
+
+@pytest.mark.parametrize("line", E2B_OPTIONS.split("\n")[1:-1])
+def test_every_option_of_the_e2b_command_line(line):
+    path, _, options = line.partition(": ")
+    ours = {flag for parameter in VERBS[tuple(path.split())].params for flag in parameter.opts}
+    assert set(options.split()) <= ours
+
+
+@pytest.mark.parametrize("word", ["create", "ct", "build", "bd", "init", "it", "migrate"])
+def test_building_templates_is_said_to_be_absent(word):
+    result = CliRunner().invoke(cli, ["template", word, "x", "--path", "."], prog_name="aenv")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"error: `aenv template {word}`: this version of AgentENV does not build templates\nhint: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["assets", "config", "create", "doctor", "env", "fork", "info", "list", "logs", "metrics", "start", "version"]
+)
 def test_every_read_verb_has_json(name):
-    assert any("--json" in option.opts for option in cli.get_command(CONTEXT, name).params)
+    assert any("--json" in option.opts for option in VERBS[(name,)].params)
 
 
 def test_help_names_every_command():
@@ -46,7 +115,7 @@ def test_help_names_every_command():
         [sys.executable, "-m", "agentenv.cli", "--help"], env=process_environment({}), capture_output=True, text=True, check=True
     )
     for name in NAMES:
-        assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE)
+        assert re.search(rf"^  {name}[, ]", done.stdout, re.MULTILINE)
 
 
 def test_help_imports_nothing_heavy():
@@ -165,4 +234,5 @@ def test_pages_hold_every_state_error_and_command(gen_docs):
 
     assert all(f"`{state}`" in gen_docs.lifecycle_page() for state in State)
     assert all(f"`{cls.code}`" in gen_docs.errors_page() for cls in errors.all_errors())
-    assert all(f"### aenv {name}\n" in gen_docs.cli_page() for name in NAMES)
+    page = gen_docs.cli_page()
+    assert all(f"### aenv {' '.join(path)}\n" in page for path in VERBS if path[0] != "sandbox")

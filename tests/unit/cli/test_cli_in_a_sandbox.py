@@ -67,6 +67,46 @@ def test_options_before_the_id(guest):
     assert done.stdout.decode().splitlines() == ["/root /tmp 1 2", "root"]
 
 
+def call(guest, *arguments, **settings):
+    argv = [sys.executable, "-m", "agentenv.cli", *arguments]
+    return subprocess.run(argv, env=process_environment(guest[1]), capture_output=True, timeout=60, check=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "shown"),
+    [
+        ((), ("printf", "%s,", "-u", "--help", "--", "-e"), b"-u,--help,--,-e,"),
+        ((), ("--", "printf", "%s,", "--", "x"), b"--,x,"),
+        (("-c", "/tmp", "-e", "A=1"), ("sh", "-c", "echo $PWD $A"), b"/tmp 1\n"),
+        ((), ("-c", "/tmp", "--env", "A=1", "--", "sh", "-c", "echo $PWD $A"), b"/tmp 1\n"),
+        ((), ("echo $((6*7))",), b"42\n"),
+    ],
+)
+@pytest.mark.parametrize("name", [("exec",), ("sandbox", "exec"), ("sbx", "ex")])
+def test_all_behind_the_id_is_the_command(guest, name, before, behind, shown):
+    done = call(guest, *name, "-n", *before, guest[0], *behind)
+    assert (done.stdout, done.returncode) == (shown, 0), done.stderr
+
+
+@pytest.mark.parametrize("behind", [("--",), ("-u", "root"), ("--nonsense", "--", "true")])
+def test_exec_without_a_command(guest, behind):
+    done = call(guest, "exec", guest[0], *behind)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"hint: `aenv exec --help`" in done.stderr
+
+
+def test_left_running_in_the_background(guest, tmp_path):
+    file = tmp_path / "in"
+    done = call(guest, "exec", "-b", guest[0], f"cat > {file}; echo end >> {file}; exec sleep 600", input=b"piped\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    pid = int(done.stdout)
+    wait_for(lambda: file.exists() and file.read_text() == "piped\nend\n")
+    wait_for(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+    os.kill(pid, signal.SIGKILL)
+    refused = call(guest, "exec", "-b", "--timeout", "5", guest[0], "true")
+    assert refused.returncode == 2
+
+
 def test_stdin_is_passed_on_to_its_end(guest):
     payload = os.urandom(300_000)
     done = run(guest, "cat", stdin=payload)
@@ -219,7 +259,7 @@ def test_shell_runs_resizes_and_ends_with_its_code(guest, screen):
 def test_keys_reach_the_guest_uninterpreted(guest, screen):
     shell = screen("shell", guest[0])
     shell.wait_for("# $")
-    shell.type("echo begin; sleep 1000\r")
+    shell.type("sh -c 'echo begin; exec sleep 1000'\r")  # a process of its own, that has the terminal once it speaks
     shell.wait_for(r"\rbegin")
     shell.type("\x03")
     shell.type("echo code=$?\r")
@@ -263,6 +303,37 @@ def test_start_with_shell(screen):
     shell.wait_for(r"\r42")
     shell.type("exit\r")
     assert shell.end() == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "state", "life_s"),
+    [
+        ((), "is killed", "killed", 0),
+        (("--lifecycle.ontimeout", "pause"), "is paused", "paused", 0),
+        (("--timeout", "900"), "is killed in 900 s", "running", 900),
+    ],
+)
+def test_create_lives_as_long_as_its_terminal(screen, server, arguments, words, state, life_s):
+    shell = screen("create", "-e", "A=1", "-c", "/tmp", "-u", "root", *arguments)
+    sandbox_id = shell.wait_for(r"sandbox (i[a-z0-9]{20})")[1]
+    shell.wait_for("# $")
+    shell.type("pwd; exit 3\r")
+    shell.wait_for(r"\r/tmp")
+    assert shell.end() == (3, True)
+    assert f"sandbox {sandbox_id} {words}" in shell.shown
+    server.orchestrator._expire_due()
+    sandbox = server.orchestrator.peek(sandbox_id)
+    assert (sandbox.state, sandbox.env_vars) == (state, {"A": "1"})
+    if life_s:
+        assert abs(sandbox.end_at_ms - server.orchestrator.clock.now_ms() - 1000 * life_s) < 60_000
+
+
+def test_connect_goes_by_every_name(guest, screen):
+    for words in (("connect",), ("sandbox", "connect"), ("sbx", "cn")):
+        shell = screen(*words, "-u", "root", "-e", "A=7", guest[0])
+        shell.wait_for("# $")
+        shell.type("exit $A\r")
+        assert shell.end() == (7, True)
 
 
 def test_an_open_shell_keeps_the_sandbox_alive(guest, server, monkeypatch):

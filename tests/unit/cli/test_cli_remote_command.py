@@ -16,10 +16,11 @@ from e2b.envd.process import process_pb
 from e2b.sandbox_sync.commands.command_handle import CommandHandle
 from protobuf import Oneof
 
-from agentenv.cli import remote_command, terminal
+from agentenv.cli import stream, terminal
 from agentenv.cli.exits import CliError
-from agentenv.cli.remote_command import RemoteCommand, exit_code
+from agentenv.cli.remote_command import RemoteCommand
 from agentenv.cli.shell import EscapeKeys
+from agentenv.cli.stream import exit_code
 
 NOT_TEXT = bytes(range(256)) * 3 + "grüße\n".encode()
 
@@ -129,7 +130,7 @@ def test_closed_output_kills_the_command(monkeypatch):
     def broken(_fd, _data):
         raise BrokenPipeError
 
-    monkeypatch.setattr(remote_command.os, "write", broken)
+    monkeypatch.setattr(stream.os, "write", broken)
     sandbox = FakeSandbox(data("stdout", b"y\n"), lambda: sandbox.killed.wait(10), end(-1, "signal: killed"))
     assert run(sandbox) == 141
     assert sandbox.killed.is_set()
@@ -137,7 +138,7 @@ def test_closed_output_kills_the_command(monkeypatch):
 
 def test_partial_writes_lose_nothing(monkeypatch, capfdbinary):
     write = os.write
-    monkeypatch.setattr(remote_command.os, "write", lambda fd, left: write(fd, left[:7]))
+    monkeypatch.setattr(stream.os, "write", lambda fd, left: write(fd, left[:7]))
     assert run(FakeSandbox(data("stdout", NOT_TEXT), end(0))) == 0
     assert capfdbinary.readouterr().out == NOT_TEXT
 

@@ -7,6 +7,8 @@ import pytest
 
 from agentenv.core.errors import Internal, LimitReached, StorageFull
 from agentenv.core.lifecycle import State
+from agentenv.core.model import LogEntry
+from agentenv.testing.fake_orchestrator import ManualClock
 
 
 def test_start_prints_the_id_alone_on_stdout(aenv, server):
@@ -32,6 +34,31 @@ def test_json_of_start_and_info_hold_no_token(aenv, server):
     assert {"sandboxID", "state", "endAt", "cpuCount", "memoryMB"} <= json.loads(shown).keys()
 
 
+@pytest.mark.parametrize("words", [("create", "--detach"), ("sandbox", "create", "-d"), ("sbx", "cr", "-d"), ("sandbox", "start")])
+def test_a_sandbox_without_a_terminal_by_every_name(aenv, server, words):
+    result = aenv(*words, "base", "-e", "A=1", "--lifecycle.ontimeout", "pause", "--lifecycle.autoresume", "--timeout", "60")
+    assert (result.exit_code, result.stderr) == (0, "")
+    sandbox = server.orchestrator.peek(result.stdout.strip())
+    assert (sandbox.env_vars, sandbox.on_timeout, sandbox.auto_resume, sandbox.timeout_s) == ({"A": "1"}, "pause", True, 60)
+    assert json.loads(aenv(*words, "--json").stdout).keys() >= {"sandboxID", "templateID"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--auto-resume"], ["--detach", "--user", "root"], ["--json", "--cwd", "/"], ["--lifecycle.ontimeout", "sleep"]]
+)
+def test_create_refuses_what_does_not_go_together(aenv, arguments):
+    result = aenv("create", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "hint: `aenv create --help`" in result.stderr
+
+
+def test_create_without_a_terminal_makes_nothing(aenv, server):
+    result = aenv("create")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "aenv create --detach" in result.stderr
+    assert json.loads(aenv("ls", "--all", "--json").stdout) == []
+
+
 def test_start_of_unknown_template(aenv):
     result = aenv("start", "nothing-like-it")
     assert result.exit_code == 3
@@ -46,7 +73,7 @@ def test_start_of_unknown_template(aenv):
 def test_start_refuses_wrong_arguments(aenv, arguments):
     result = aenv("start", *arguments)
     assert result.exit_code == 2
-    assert "Try 'aenv start --help'" in result.stderr
+    assert "hint: `aenv start --help`" in result.stderr
 
 
 def test_ls_shows_running_ones_and_says_what_it_hides(aenv):
@@ -78,6 +105,51 @@ def test_ls_by_metadata_survives_the_threefold_encoding(aenv, pair):
 def test_ls_reads_every_page(aenv):
     ids = {aenv.start() for _ in range(103)}
     assert {item["sandboxID"] for item in json.loads(aenv("ls", "--json").stdout)} == ids
+
+
+def test_ls_by_template_time_order_and_number(aenv, server):
+    clock = server.orchestrator.clock = ManualClock()
+    ids = []
+    for _ in range(4):
+        ids.append(aenv.start())
+        clock.advance_ms(1000)
+
+    def listed(*arguments):
+        return [item["sandboxID"] for item in json.loads(aenv("sandbox", "list", "--format", "json", *arguments).stdout)]
+
+    assert listed() == ids[::-1]
+    assert listed("-o", "asc") == ids
+    assert listed("--limit", "2") == ids[:1:-1]
+    assert listed("--order", "asc", "-l", "3") == ids[:3]
+    assert listed("-l", "0") == ids[::-1]
+    assert listed("-t", "base") == ids[::-1]
+    assert listed("--template", "other") == []
+    third = json.loads(aenv("info", ids[2], "-f", "json").stdout)["startedAt"]
+    assert listed("--started-after", third) == [ids[3], ids[2]]
+    assert "there are more than 2: --limit N shows more" in aenv("ls", "-l", "2").stderr
+    assert aenv("ls", "-l", "4").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-l", "-1"], ["-o", "up"], ["-s", "gone"], ["-s", ""], ["-m", "x"], ["--started-after", "now"], ["-f", "xml"]]
+)
+def test_ls_refuses_wrong_arguments(aenv, arguments):
+    result = aenv("ls", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+
+
+def test_ls_says_when_nothing_matches(aenv):
+    aenv.start()
+    for arguments in (["-s", "paused"], ["-m", "a=b"], ["-t", "other"]):
+        result = aenv("ls", *arguments)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no sandboxes match\n")
+
+
+def test_a_comma_joins_pairs_but_may_be_part_of_a_value(aenv):
+    wanted = aenv.start("-m", "a=1,2", "-m", "b=3")
+    assert aenv("ls", "-m", "a=1,2,b=3").stdout.split("\n")[1].startswith(wanted)
+    assert wanted not in aenv("ls", "-m", "a=1,b=3").stdout
 
 
 def test_ls_does_not_let_metadata_steer_the_terminal(aenv):
@@ -138,17 +210,45 @@ def test_kill_goes_on_after_a_failure_and_tells_it_by_code(aenv, server):
     assert server.orchestrator.peek(last).state is State.KILLED
 
 
-def test_kill_all_ends_paused_ones_too(aenv, server):
+def test_kill_all_leaves_paused_ones_and_says_so(aenv, server):
     running, paused = aenv.start(), aenv.start()
     aenv("pause", paused)
     result = aenv("kill", "--all")
-    assert set(result.stdout.split()) == {running, paused}
-    assert server.orchestrator.peek(paused).state is State.KILLED
-    again = aenv("kill", "--all")
-    assert (again.exit_code, again.stdout) == (0, "")
+    assert result.stdout.split() == [running]
+    assert "paused ones are left" in result.stderr
+    assert server.orchestrator.peek(paused).state is State.PAUSED
+    again = aenv("kill", "--all", "--state", "running,paused")
+    assert (again.stdout.split(), again.stderr) == ([paused], "")
+    nothing = aenv("sandbox", "kl", "-a")
+    assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "no running sandboxes\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--all", "iabc"]])
+@pytest.mark.parametrize(
+    ("arguments", "killed"),
+    [
+        (["--metadata", "run=1"], {"first", "second"}),
+        (["-m", "run=1,who=me"], {"second"}),
+        (["-m", "run=1", "-m", "who=me"], {"second"}),
+        (["-m", "run=2"], set()),
+        (["-s", "paused", "-m", "run=2"], {"third"}),
+        (["-s", "running,paused"], {"first", "second", "third"}),
+    ],
+)
+def test_kill_all_that_match(aenv, server, arguments, killed):
+    ids = {
+        "first": aenv.start("-m", "run=1"),
+        "second": aenv.start("-m", "run=1", "-m", "who=me"),
+        "third": aenv.start("-m", "run=2"),
+    }
+    aenv("pause", ids["third"])
+    result = aenv("kill", "--all", *arguments)
+    assert result.exit_code == 0
+    assert set(result.stdout.split()) == {ids[name] for name in killed}
+    ended = {name for name, sandbox_id in ids.items() if server.orchestrator.peek(sandbox_id).state is State.KILLED}
+    assert ended == killed
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "iabc"], ["iabc", "-m", "a=b"], ["iabc", "-s", "paused"], ["--all", "-s", "asleep"]])
 def test_kill_wants_ids_or_all(aenv, arguments):
     assert aenv("kill", *arguments).exit_code == 2
 
@@ -204,6 +304,39 @@ def test_logs(aenv, server):
     assert {"timestamp", "level", "message", "fields"} <= entries[0].keys()
 
 
-def test_templates(aenv):
-    assert json.loads(aenv("templates", "--json").stdout)[0]["names"] == ["base"]
-    assert "base" in aenv("templates").stdout
+def test_logs_by_weight_and_logger(aenv, server):
+    sandbox_id = aenv.start()
+    log = server.orchestrator._logs[sandbox_id]
+    log.clear()
+    for level, logger in (("debug", "orchestrator"), ("info", "guest"), ("warn", "orchestrator"), ("error", "guest")):
+        log.append(LogEntry(1_800_000_000_000, level, logger, f"{level} of {logger}"))
+
+    def messages(*arguments):
+        return [json.loads(line)["message"] for line in aenv("logs", sandbox_id, "--format", "json", *arguments).stdout.splitlines()]
+
+    assert messages("--level", "debug") == [entry.message for entry in log]
+    assert messages() == messages("--level", "INFO") == [entry.message for entry in log[1:]]
+    assert messages("--level", "WARN") == [entry.message for entry in log[2:]]
+    assert messages("--level", "error", "--loggers", "orchestrator") == []
+    assert messages("--loggers", "orchestrator, other") == ["warn of orchestrator"]
+    assert messages("--loggers", "guest,orchestrator") == messages()
+    assert aenv("logs", sandbox_id, "--level", "loud").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("templates",), ("template", "list"), ("tpl", "ls", "-t", "any"), ("template", "list", "--format", "pretty")]
+)
+def test_templates(aenv, words):
+    assert json.loads(aenv(*words, "--json").stdout)[0]["names"] == ["base"]
+    assert "base" in aenv(*words).stdout
+
+
+@pytest.mark.parametrize("long", ["info", "logs", "metrics", "pause", "resume", "kill", "fork"])
+def test_one_verb_two_names(aenv, long):
+    sandbox_id = aenv.start()
+    if long == "resume":
+        aenv("pause", sandbox_id)
+    result = aenv("sandbox", long, sandbox_id)
+    assert result.exit_code == 0, result.output
+    unknown = aenv("sbx", long, "i" + "0" * 20)
+    assert unknown.exit_code == 3

@@ -1,1 +1,1 @@
-"""One module per command; each holds `command`. Adding a module adds the command."""
+"""The commands of `aenv`: a module is a verb, a folder a group of verbs. Adding a module adds the command."""

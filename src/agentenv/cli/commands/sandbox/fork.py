@@ -8,11 +8,11 @@ import click
 
 from agentenv.cli.exits import Exit
 from agentenv.cli.output import fail, print_json
-from agentenv.cli.verb import json_option, verb
+from agentenv.cli.verb import id_argument, json_option, verb
 
 
 @verb("fork", section="Sandboxes")
-@click.argument("sandbox_id", metavar="ID")
+@id_argument
 @click.option("--count", type=click.IntRange(1, 100), default=1, show_default=True, help="How many copies.")
 @click.option(
     "--timeout", "timeout_s", type=click.IntRange(1), default=300, show_default=True, metavar="S", help="Life of each copy, seconds."

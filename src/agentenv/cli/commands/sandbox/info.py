@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from agentenv.cli.output import print_fields, print_json
-from agentenv.cli.verb import json_option, verb
+from agentenv.cli.verb import format_option, id_argument, verb
 
 
-@verb("info", section="Sandboxes")
-@click.argument("sandbox_id", metavar="ID")
-@json_option
+@verb("info", section="Sandboxes", aliases=("in",))
+@id_argument
+@format_option("-f")
 def command(sandbox_id: str, as_json: bool) -> None:
     """Show all about one sandbox."""
     from agentenv.cli.api import Api, without_secrets

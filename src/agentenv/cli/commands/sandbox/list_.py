@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import click
 
 from agentenv.cli.output import duration, info, print_json, print_table
-from agentenv.cli.verb import json_option, pairs_option, verb
+from agentenv.cli.verb import format_option, metadata_filter_option, states_option, verb
+
+LIMIT = 1000
 
 
-@verb("ls", section="Sandboxes")
-@click.option("--all", "show_all", is_flag=True, help="Running and paused ones.")
-@click.option("--state", type=click.Choice(["running", "paused"]), help="Only these.  [default: running]")
-@pairs_option("--metadata", "Only those with this metadata (repeatable; all must match).")
-@json_option
-def command(show_all: bool, state: str | None, metadata: dict[str, str], as_json: bool) -> None:
+@verb("list", section="Sandboxes", aliases=("ls",))
+@click.option("--all", "-a", "show_all", is_flag=True, help="Running and paused ones.")
+@states_option("Those in these states, e.g. running,paused.  [default: running]")
+@metadata_filter_option("Only those with this metadata (repeatable; all must match).")
+@click.option("--template", "-t", metavar="NAME", help="Only those started from this template (name or id).")
+@click.option("--started-after", metavar="TIME", help="Only those started at or after this time, e.g. 2026-01-31T12:00:00Z.")
+@click.option("--order", "-o", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="By time of start.")
+@click.option("--limit", "-l", type=click.IntRange(0), default=LIMIT, show_default=True, metavar="N", help="At most N; 0 means all.")
+@format_option("-f")
+def command(show_all: bool, states: str | None, limit: int, as_json: bool, **filters: Any) -> None:
     """List sandboxes, newest first."""
     from agentenv.cli.api import Api, without_secrets
 
-    if show_all and state:
+    if show_all and states:
         raise click.UsageError("--all and --state exclude each other")
+    wanted = states or ("running,paused" if show_all else "running")
     with Api() as api:
-        items = [without_secrets(item) for item in api.sandboxes(state or "running,paused", metadata)]
-    shown = items if show_all or state else [item for item in items if item["state"] == "running"]
+        found = list(islice(api.sandboxes(wanted, **filters), limit + 1 if limit else None))
+        hidden = 0 if states or show_all or as_json else sum(1 for _ in api.sandboxes("paused", **filters))
+    shown = [without_secrets(item) for item in (found[:limit] if limit else found)]
     if as_json:
         print_json(shown)
-        return
-    if shown:
+    elif shown:
         now = datetime.now(UTC)
         header = ("ID", "TEMPLATE", "STATE", "AGE", "ENDS IN", "CPU", "MEMORY", "METADATA")
         print_table(header, [_row(item, now) for item in shown])
-    hidden = len(items) - len(shown)
+    if len(found) > len(shown):
+        info(f"there are more than {limit}: --limit N shows more, --limit 0 all")
     if hidden:
         info(f"{hidden} paused {'sandbox is' if hidden == 1 else 'sandboxes are'} not shown; `aenv ls --all` shows all")
-    elif not shown:
-        info("no sandboxes; `aenv start` makes one")
+    elif not shown and not as_json:
+        info("no sandboxes match" if states or any(filters[name] for name in ("metadata", "template", "started_after")) else _NONE)
+
+
+_NONE = "no sandboxes; `aenv start` makes one"
 
 
 def _row(item: dict[str, Any], now: datetime) -> tuple[str, ...]:

@@ -9,16 +9,16 @@ import click
 
 from agentenv.cli.exits import CliError, Exit
 from agentenv.cli.output import clean, info, print_json_line, size
-from agentenv.cli.verb import json_option, verb
+from agentenv.cli.verb import format_option, id_argument, verb
 
 POLL_S = 2.0
 """While following; samples come every five seconds."""
 
 
-@verb("metrics", section="Sandboxes")
-@click.argument("sandbox_id", metavar="ID")
+@verb("metrics", section="Sandboxes", aliases=("mt",))
+@id_argument
 @click.option("--follow", "-f", is_flag=True, help="Go on until the sandbox has ended, or Ctrl-C.")
-@json_option
+@format_option()
 def command(sandbox_id: str, follow: bool, as_json: bool) -> None:
     """Show what a sandbox uses.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import click
-
 from agentenv.cli.many import each
-from agentenv.cli.verb import verb
+from agentenv.cli.verb import ids_argument, verb
 
 
-@verb("pause", section="Sandboxes")
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@verb("pause", section="Sandboxes", aliases=("ps",))
+@ids_argument()
 def command(ids: tuple[str, ...]) -> None:
     """Put sandboxes to sleep.
 

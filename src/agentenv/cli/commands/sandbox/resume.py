@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from agentenv.cli.many import each
-from agentenv.cli.verb import verb
+from agentenv.cli.verb import ids_argument, verb
 
 
-@verb("resume", section="Sandboxes")
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@verb("resume", section="Sandboxes", aliases=("rs",))
+@ids_argument()
 @click.option("--timeout", "timeout_s", type=click.IntRange(1), metavar="S", help="Let them live at least S seconds more.  [default: 300]")
 def command(ids: tuple[str, ...], timeout_s: int | None) -> None:
     """Continue paused sandboxes where they were.

@@ -1,16 +1,19 @@
-"""`aenv templates`: what sandboxes can be started from."""
+"""`aenv template list`: what sandboxes can be started from."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from agentenv.cli.output import info, print_json, print_table
-from agentenv.cli.verb import json_option, verb
+from agentenv.cli.verb import format_option, verb
 
 
-@verb("templates", section="Sandboxes")
-@json_option
-def command(as_json: bool) -> None:
+@verb("list", section="Templates", aliases=("ls",))
+@click.option("--project", "--team", "-t", "project", hidden=True, help="Ignored: a node is one project.")
+@format_option("-f")
+def command(project: str | None, as_json: bool) -> None:
     """List the templates."""
     from agentenv.cli.api import Api
 

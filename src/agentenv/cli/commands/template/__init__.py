@@ -1,0 +1,17 @@
+"""`aenv template`: what sandboxes are started from."""
+
+from agentenv.cli.verb import Group
+
+_NO_BUILDS = (
+    "this version of AgentENV does not build templates",
+    "start from `base`, set the sandbox up, and go on from copies of it: `aenv fork`",
+)
+
+command = Group(
+    "template",
+    __name__,
+    section="Templates",
+    aliases=("tpl",),
+    absent=dict.fromkeys(("create", "ct", "build", "bd", "init", "it", "migrate"), _NO_BUILDS),
+    help="What sandboxes are started from.",
+)
