@@ -44,6 +44,9 @@ def command(detach: bool, port: int | None, domain: str | None, tls_port: int | 
             node_home=record.home,
         )
         if not is_healthy(running):
+            with start_lock(config):  # held by the one that is starting it just now
+                pass
+        if not is_healthy(running):
             raise CliError(f"the server runs (pid {record.pid}) but does not answer on {node_url(running)}", "`aenv down`, then `aenv up`")
         info(f"the node is already up: {node_url(running)} (pid {record.pid}, home {record.home})")
         return
