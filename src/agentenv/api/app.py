@@ -16,7 +16,21 @@ from agentenv.api.auth import KeyRing, require_key
 from agentenv.api.context import ApiContext
 from agentenv.api.idempotency import IdempotencyCache
 from agentenv.api.middleware import RawPath, RequestLog
-from agentenv.api.routes import health, lifecycle, logs, metrics, sandboxes, secrets, templates, unbuilt, volume_content, volumes
+from agentenv.api.routes import (
+    health,
+    lifecycle,
+    logs,
+    metrics,
+    sandboxes,
+    secrets,
+    snapshots,
+    tags,
+    teams,
+    templates,
+    unbuilt,
+    volume_content,
+    volumes,
+)
 from agentenv.api.settings import ApiSettings
 from agentenv.core.clock import Clock, SystemClock
 from agentenv.orchestrator.protocol import Orchestrator
@@ -35,8 +49,9 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
-    # `unbuilt` and `metrics` come first: their literal paths would otherwise be taken for ids by the others.
-    keyed = [module.router for module in (unbuilt, metrics, sandboxes, lifecycle, logs, templates, volumes, secrets)]
+    # The first three have literal paths that the others, in this order, would take for ids.
+    modules = (tags, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets)
+    keyed = [module.router for module in modules]
     for router in keyed:
         app.include_router(router, dependencies=[Depends(require_key)])
     app.include_router(volume_content.router)  # asks for the volume's own token

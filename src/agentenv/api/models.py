@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from agentenv.core.errors import InvalidInput, Unsupported
 from agentenv.core.model import CreateRequest
+from agentenv.core.templates import TAGS_MAX
 
 _NOT_BUILT = "leave it out; this node does not have the feature"
 
@@ -151,6 +152,33 @@ class SecretUpdateBody(_Body):
     metadata: dict[str, str] | None = None
 
 
+class SnapshotBody(_Body):
+    """`POST /sandboxes/{id}/snapshots`."""
+
+    name: str | None = None
+    memory: bool = True
+
+
+class AssignTagsBody(_Body):
+    """`POST /templates/tags`: the tags to give to the build that `target` names."""
+
+    target: str
+    tags: list[str] = Field(min_length=1, max_length=TAGS_MAX)
+
+
+class RemoveTagsBody(_Body):
+    """`DELETE /templates/tags`."""
+
+    name: str
+    tags: list[str] = Field(min_length=1, max_length=TAGS_MAX)
+
+
+class UpdateTemplateBody(_Body):
+    """`PATCH /templates/{id}`; without `public` nothing changes."""
+
+    public: bool | None = None
+
+
 def check_timeout(timeout_s: int, max_timeout_hours: int, *, lowest_s: int = 1) -> int:
     """`timeout_s` when it is legal. InvalidInput naming the field and the legal range (contract section 2.2)."""
     if timeout_s < lowest_s:
@@ -183,6 +211,12 @@ def require_memory(memory: bool) -> None:
     """Unsupported when a call asks for a pause or resume of the disk alone."""
     if not memory:
         raise Unsupported("memory: filesystem-only pause and resume are not supported", _NOT_BUILT)
+
+
+def require_memory_of_snapshot(memory: bool) -> None:
+    """Unsupported when a snapshot is to hold the disk alone."""
+    if not memory:
+        raise Unsupported("memory: snapshots of the filesystem alone are not supported", _NOT_BUILT)
 
 
 def refuse_healthy_guest(require_healthy_guest: bool) -> None:

@@ -21,7 +21,7 @@ from agentenv.api.context import Context
 from agentenv.api.errors import from_validation
 from agentenv.core.errors import InvalidInput, NotFound
 from agentenv.core.ids import SANDBOX_ID
-from agentenv.core.references import parse_reference
+from agentenv.core.references import check_tag, parse_reference
 
 BODY_DEADLINE_S = 60.0  # a caller that sends a body slower than this keeps a connection for nothing
 _QUOTED_LIMIT = 80  # characters of an id that an error repeats
@@ -52,6 +52,14 @@ def template_in_path(segment: str) -> str:
         return str(parse_reference(given))
     except InvalidInput as error:
         raise NotFound(f"template '{given.strip()[:_QUOTED_LIMIT]}' not found", error.hint) from error
+
+
+def tag_in_path(segment: str) -> str:
+    """A tag out of a path. NotFound when it cannot be one."""
+    try:
+        return check_tag(unquote(segment))
+    except InvalidInput as error:
+        raise NotFound(f"tag '{unquote(segment)[:_QUOTED_LIMIT]}' not found", error.hint) from error
 
 
 def template_in_body(reference: str) -> str:

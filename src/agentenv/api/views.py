@@ -8,8 +8,9 @@ from typing import TypedDict
 from agentenv.api.errors import error_body
 from agentenv.core.clock import rfc3339
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import Build, ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Template, Volume
+from agentenv.core.model import Build, ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Tag, Template, Volume
 from agentenv.core.references import NAMESPACE
+from agentenv.core.templates import snapshot_name
 from agentenv.volume.tree import Entry
 
 CLIENT_ID = "local"  # the contract demands the field; it named a host once and means nothing to the SDKs
@@ -95,6 +96,31 @@ class TemplateView(MachineView):
     buildCount: int
     envdVersion: str
     buildStatus: str
+
+
+class SnapshotView(TypedDict):
+    """`SnapshotInfo`: what a snapshot is called."""
+
+    snapshotID: str
+    names: list[str]
+
+
+class TagView(TypedDict):
+    """`TemplateTag`: a tag and the build it names."""
+
+    tag: str
+    buildID: str
+    createdAt: str
+
+
+class AssignmentView(TypedDict):
+    """`TemplateTagAssignment`: the event of giving a tag to a build. Its `Id` differs from the `ID` of all other bodies."""
+
+    assignmentId: str
+    buildId: str
+    assignedAt: str
+    buildCreatedAt: str
+    buildFinishedAt: str
 
 
 class MetricView(TypedDict):
@@ -219,6 +245,29 @@ def template_view(template: Template) -> TemplateView:
 def template_names(template: Template) -> list[str]:
     """What it may be called in full. The node's own templates stand outside the team's namespace."""
     return [alias if template.kind == "builtin" else f"{NAMESPACE}/{alias}" for alias in template.aliases]
+
+
+def snapshot_view(template: Template, tag: str) -> SnapshotView:
+    """A snapshot: one tag of a template. It has names only when it was given one."""
+    name = snapshot_name(template, tag)
+    return {"snapshotID": name, "names": [name] if template.aliases else []}
+
+
+def tag_view(tag: Tag) -> TagView:
+    """A tag as the list of a template's tags shows it."""
+    return {"tag": tag.tag, "buildID": tag.build_id, "createdAt": rfc3339(tag.assigned_at_ms)}
+
+
+def assignment_view(tag: Tag) -> AssignmentView:
+    """An assignment, present or former; builds are finished when they are made."""
+    built_at = rfc3339(tag.build_created_at_ms)
+    return {
+        "assignmentId": tag.assignment_id,
+        "buildId": tag.build_id,
+        "assignedAt": rfc3339(tag.assigned_at_ms),
+        "buildCreatedAt": built_at,
+        "buildFinishedAt": built_at,
+    }
 
 
 def build_view(build: Build) -> dict[str, object]:

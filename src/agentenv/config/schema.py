@@ -148,6 +148,7 @@ class LimitsConfig(_Section):
     memory_reserve_mb: int = Field(512, ge=0, description="Host memory that must stay available when a sandbox starts, MiB.")
     starts_at_once: int = Field(4, ge=1, le=256, description="Restores that run at the same time; others wait their turn.")
     disk_reserve_mb: int = Field(256, ge=0, description="Free space a pause or create must leave on the node's disk, MiB.")
+    templates: int = Field(10000, ge=1, le=100000, description="Most templates, snapshots of sandboxes included.")
     layers_in_chain: int = Field(32, ge=4, le=200, description="Layers of memory or disk a paused sandbox may have before they are merged.")
     killed_kept_s: int = Field(3600, ge=0, description="How long the row and log of a killed sandbox are kept, seconds.")
 

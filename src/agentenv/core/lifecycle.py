@@ -19,6 +19,7 @@ class State(StrEnum):
     PAUSED = "paused"
     RESUMING = "resuming"
     FORKING = "forking"
+    SNAPSHOTTING = "snapshotting"
     KILLING = "killing"
     KILLED = "killed"
 
@@ -36,6 +37,9 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.RUNNING, State.FORKING): "fork",
     (State.FORKING, State.RUNNING): "fork",
     (State.FORKING, State.KILLING): "delete",
+    (State.RUNNING, State.SNAPSHOTTING): "snapshot",
+    (State.SNAPSHOTTING, State.RUNNING): "snapshot",
+    (State.SNAPSHOTTING, State.KILLING): "delete",
     (State.RUNNING, State.KILLING): "delete",
     (State.PAUSED, State.KILLING): "delete",
     (State.RESUMING, State.KILLING): "delete",
@@ -47,10 +51,18 @@ VISIBLE = {
     State.CREATING: "running",
     State.RUNNING: "running",
     State.FORKING: "running",
+    State.SNAPSHOTTING: "running",
     State.PAUSING: "paused",
     State.PAUSED: "paused",
     State.RESUMING: "running",
 }
+
+
+#: The VM serves connections; in the last two it stands still for a moment, and then goes on.
+SERVING = frozenset({State.RUNNING, State.FORKING, State.SNAPSHOTTING})
+
+#: The VM is being captured; whatever comes of that, it must not be left standing still.
+CAPTURING = frozenset({State.PAUSING, State.FORKING, State.SNAPSHOTTING})
 
 
 def is_allowed(old: State, new: State) -> bool:

@@ -1,7 +1,7 @@
 """What may be done to a template, as pure functions from one value to the next.
 
 Invariants: every tag names a build the template has; every build has a tag (one that loses its last tag goes, and with it its
-bytes); tags are in order, `default` first; builds are newest first. A template whose last tag goes is no more: None.
+bytes); tags are in order, `default` first; builds are newest first. A template without builds is no more.
 """
 
 from __future__ import annotations
@@ -61,22 +61,48 @@ def with_tags(template: Template, build: Build, tags: Iterable[str], now_ms: int
     return _tidied(replace(template, tags=kept + given, history=former + template.history, updated_at_ms=now_ms))
 
 
-def without_tags(template: Template, tags: Iterable[str], now_ms: int) -> Template | None:
-    """`template` without these tags; None when none is left. NotFound when it lacks one, InvalidInput for `default`."""
+def without_tags(template: Template, tags: Iterable[str], now_ms: int) -> Template:
+    """`template` without these tags. NotFound when it lacks one, InvalidInput for `default`."""
     gone = set(tags)
     if DEFAULT_TAG in gone:
         raise InvalidInput(f"the tag '{DEFAULT_TAG}' cannot be removed", "delete the template, or give the tag to another build")
     return without(template, gone, now_ms)
 
 
-def without(template: Template, tags: Iterable[str], now_ms: int) -> Template | None:
+def without(template: Template, tags: Iterable[str], now_ms: int) -> Template:
     """As `without_tags`, `default` among them."""
     gone = set(tags)
     if missing := gone - {tag.tag for tag in template.tags}:
         raise NotFound(f"template '{template.name}' has no tag '{min(missing)}'")
     kept = tuple(tag for tag in template.tags if tag.tag not in gone)
     history = tuple(tag for tag in template.history if tag.tag not in gone)
-    return _tidied(replace(template, tags=kept, history=history, updated_at_ms=now_ms)) if kept else None
+    return _tidied(replace(template, tags=kept, history=history, updated_at_ms=now_ms))
+
+
+def with_public(template: Template, is_public: bool, now_ms: int) -> Template:
+    """`template`, for everyone or not."""
+    return replace(template, public=is_public, updated_at_ms=now_ms)
+
+
+def snapshot_home(templates: Iterable[Template], name: Reference | None) -> Template | None:
+    """The template that a new snapshot of that name belongs to; None when it gets one of its own. InvalidInput: the node's own."""
+    if name is None:
+        return None
+    for template in templates:
+        if name.name == template.template_id or name.name in template.aliases:
+            if template.kind == "builtin":
+                raise InvalidInput(f"name: '{name.name}' is a template of the node itself", "choose another name")
+            return template
+    return None
+
+
+def with_snapshot(templates: Iterable[Template], build: Build, name: Reference | None, now_ms: int) -> Template:
+    """The template that holds a new snapshot: one of those there are, or a new one."""
+    home = snapshot_home(templates, name)
+    tags = ((name and name.tag) or DEFAULT_TAG,)
+    if home is not None:
+        return with_build(home, build, tags, now_ms)
+    return first(build, () if name is None else (name.name,), "snapshot", tags, now_ms)
 
 
 def snapshot_name(template: Template, tag: str) -> str:

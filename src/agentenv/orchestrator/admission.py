@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentenv.core.errors import LimitReached
-from agentenv.core.lifecycle import State
+from agentenv.core.lifecycle import CAPTURING, SERVING, State
 from agentenv.core.model import Machine
 from agentenv.host.files import require_free
 from agentenv.orchestrator.parts import Parts
 
 #: States that hold, or are about to hold, a VM.
-_HOLDING = frozenset({State.CREATING, State.RUNNING, State.PAUSING, State.RESUMING, State.FORKING})
+_HOLDING = SERVING | CAPTURING | {State.CREATING, State.RESUMING}
 
 
 def available_memory_mb() -> int:

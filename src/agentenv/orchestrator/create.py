@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     """Start a sandbox from a template; returns once its guest answers."""
-    template, build = resolve(parts, request.template)
+    template, build = resolve(parts.store, request.template)
     admit(parts, build.machine)
     created = await launch(parts, new_sandbox(request, template, build, parts.clock.now_ms()))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentenv.core.errors import AgentEnvError, Conflict
 from agentenv.core.ids import new_snapshot_id
-from agentenv.core.lifecycle import State
+from agentenv.core.lifecycle import CAPTURING, State
 from agentenv.core.model import RunningVm, Sandbox, Snapshot
 from agentenv.host.files import require_free
 from agentenv.orchestrator.compact import compact
@@ -80,7 +80,7 @@ async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = 
     `cause` says what failed. When the record cannot be written the VM runs on all the same, and `repair` writes it later.
     """
     sandbox = parts.store.sandbox(sandbox_id)
-    if sandbox is None or sandbox.state not in (State.PAUSING, State.FORKING):
+    if sandbox is None or sandbox.state not in CAPTURING:
         return
     try:
         await live_vm(parts, sandbox_id).resume()  # harmless when it runs already

@@ -5,10 +5,10 @@ Every call raises classes of `agentenv.core.errors` only. All are safe to cancel
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
+from agentenv.core.model import Build, CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
 from agentenv.secret.vault import Vault
 from agentenv.volume.registry import Volumes
 
@@ -62,6 +62,10 @@ class Orchestrator(Protocol):
         """`count` copies that go on from this instant; the source runs on (or stays paused). Each child has its own outcome."""
         ...
 
+    async def snapshot(self, sandbox_id: str, name: str | None) -> tuple[Template, str]:
+        """Keep this instant of a running or paused sandbox under `name` (`[namespace/]name[:tag]`); the template, and the tag in it."""
+        ...
+
     async def kill(self, sandbox_id: str) -> None:
         """End it, running or paused, and free everything. NotFound the second time."""
         ...
@@ -84,4 +88,20 @@ class Orchestrator(Protocol):
 
     async def template(self, reference: str) -> Template:
         """By id, name or `name:tag`. NotFound, InvalidInput."""
+        ...
+
+    async def assign_tags(self, target: str, tags: Sequence[str]) -> Build:
+        """Give tags to the build that `target` names, taking them from others. NotFound, InvalidInput, LimitReached."""
+        ...
+
+    async def remove_tags(self, name: str, tags: Sequence[str]) -> None:
+        """Take tags off a template; a build goes with its last tag, a template with its last build. NotFound; InvalidInput: `default`."""
+        ...
+
+    async def delete_template(self, reference: str) -> None:
+        """Remove a template, or only the tag that is named. NotFound; InvalidInput while it is in use, and for the node's own."""
+        ...
+
+    async def set_public(self, reference: str, is_public: bool) -> Template:
+        """Note whether a template is for everyone. NotFound."""
         ...

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentenv.block.client import Stack
 from agentenv.core.errors import AgentEnvError
-from agentenv.core.lifecycle import State
+from agentenv.core.lifecycle import CAPTURING, SERVING, State
 from agentenv.core.model import RunningVm, Sandbox
 from agentenv.host import process
 from agentenv.host.process import ProcessId
@@ -25,7 +25,7 @@ from agentenv.orchestrator.start import vm_spec
 from agentenv.orchestrator.sweep import sweep
 from agentenv.orchestrator.watch import watch
 
-_KEEPS_VM = (State.RUNNING, State.PAUSING, State.FORKING)
+_KEEPS_VM = SERVING | CAPTURING
 
 
 async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object] | None = None) -> None:

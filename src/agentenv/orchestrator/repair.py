@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from agentenv.core.errors import AgentEnvError
-from agentenv.core.lifecycle import State
+from agentenv.core.lifecycle import CAPTURING, State
 from agentenv.core.model import Sandbox
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts
@@ -45,7 +45,7 @@ async def settle(parts: Parts, sandbox_id: str, why: str) -> None:
         return
     if sandbox.state is State.RESUMING:
         await back_to_paused(parts, sandbox_id)
-    elif sandbox.state in (State.PAUSING, State.FORKING) and sandbox.vm is not None:
+    elif sandbox.state in CAPTURING and sandbox.vm is not None:
         await run_on(parts, sandbox_id, sandbox.vm, why)
     else:
         await delete.end(parts, sandbox, _reason(sandbox, why))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from agentenv.core.errors import Conflict, InvalidInput
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
-from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume, sample, templates
+from agentenv.core.model import Build, CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
+from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume, sample, snapshot, templates
 from agentenv.orchestrator.parts import Parts
+from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.secret.vault import Vault
 from agentenv.volume.registry import Volumes
 
@@ -136,6 +137,10 @@ class Orchestrator:
         """Children that go on from this instant."""
         return await self._whole(fork.fork(self._parts, sandbox_id, count, timeout_s), "fork")
 
+    async def snapshot(self, sandbox_id: str, name: str | None) -> tuple[Template, str]:
+        """Keep this instant as a build of a template."""
+        return await self._whole(snapshot.snapshot(self._parts, sandbox_id, name), "snapshot")
+
     async def kill(self, sandbox_id: str) -> None:
         """End it and free everything."""
         await self._whole(delete.kill(self._parts, sandbox_id), "kill")
@@ -164,7 +169,33 @@ class Orchestrator:
 
     async def template(self, reference: str) -> Template:
         """By id, name or `name:tag`."""
-        return templates.resolve(self._parts, reference)[0]
+        return templates.named(self._parts.store, reference)
+
+    async def assign_tags(self, target: str, tags: Sequence[str]) -> Build:
+        """Give tags to a build."""
+        parts = self._parts
+        return await self._swept(templates.assign_tags(parts.store, target, tags, parts.clock.now_ms()), "assign tags")
+
+    async def remove_tags(self, name: str, tags: Sequence[str]) -> None:
+        """Take tags off a template."""
+        parts = self._parts
+        await self._swept(templates.remove_tags(parts.store, name, tags, parts.clock.now_ms()), "remove tags")
+
+    async def delete_template(self, reference: str) -> None:
+        """Remove a template, or one tag of it."""
+        parts = self._parts
+        await self._swept(templates.delete(parts.store, reference, parts.clock.now_ms()), "delete template")
+
+    async def set_public(self, reference: str, is_public: bool) -> Template:
+        """Note whether a template is for everyone."""
+        parts = self._parts
+        return await self._whole(templates.set_public(parts.store, reference, is_public, parts.clock.now_ms()), "set public")
+
+    async def _swept(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Work that may leave builds without a name: their bytes are freed soon after."""
+        result = await self._whole(work, name)
+        sweep_soon(self._parts)
+        return result
 
     async def _whole(self, work: Coroutine[Any, Any, T], name: str) -> T:
         return await asyncio.shield(self._parts.shared.background(work, name))

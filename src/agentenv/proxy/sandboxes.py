@@ -10,7 +10,7 @@ import socket
 
 from agentenv.core.errors import NotFound
 from agentenv.core.ids import same_secret
-from agentenv.core.lifecycle import State
+from agentenv.core.lifecycle import SERVING, State
 from agentenv.core.model import Sandbox
 from agentenv.host import netns
 from agentenv.network.layout import GUEST_IP
@@ -34,7 +34,7 @@ class SandboxRoutes:
         """The route of a running sandbox; None when it must be waited for."""
         sandbox = self._sandbox(target)
         guard.check_traffic_token(target, request, sandbox.traffic_token)
-        if sandbox.vm is None or sandbox.state not in (State.RUNNING, State.FORKING):
+        if sandbox.vm is None or sandbox.state not in SERVING:
             return None
         return self._route(sandbox, target)
 

@@ -175,29 +175,22 @@ class Store:
         return sorted(self._templates.values(), key=lambda t: (t.created_at_ms, t.template_id), reverse=True)
 
     async def change_templates(self, change: Callable[[list[Template]], Template]) -> Template:
-        """Add or replace the template that `change` makes of those there are. Changes come one after the other.
+        """Record the template that `change` makes of those there are: add, replace, or forget it when it has no builds.
 
-        Its errors pass through and change nothing. Conflict when an alias is taken. The mirror follows the commit: until then
-        what the former template names is still in use.
+        Changes come one after the other. Errors of `change` pass through and change nothing. Conflict when an alias is taken.
+        The mirror follows the commit: until then what the former template names is still in use.
         """
         async with self._row(_ALL_TEMPLATES):
             template = change(self.templates())
+            template_id = template.template_id
+            if not template.builds:
+                forget = ("DELETE FROM templates WHERE template_id = ?", (template_id,))
+                await self._execute(forget, mirror=lambda: self._templates.pop(template_id, None))
+                return template
             self._check_aliases(template)
-            usage = (template.spawn_count, template.last_spawned_at_ms)
-            row = (template.template_id, *usage, json.dumps(asdict(template)))
-            mirror = {template.template_id: template}
-            statement = "INSERT OR REPLACE INTO templates VALUES (?, ?, ?, ?)"
-            await self._execute((statement, row), mirror=lambda: self._templates.update(mirror))
-            return template
-
-    async def remove_template(self, choose: Callable[[list[Template]], Template]) -> Template:
-        """Forget the template that `choose` names; what it refers to is the garbage collector's. Errors of `choose` pass through."""
-        async with self._row(_ALL_TEMPLATES):
-            template = choose(self.templates())
-            await self._execute(
-                ("DELETE FROM templates WHERE template_id = ?", (template.template_id,)),
-                mirror=lambda: self._templates.pop(template.template_id, None),
-            )
+            row = (template_id, template.spawn_count, template.last_spawned_at_ms, json.dumps(asdict(template)))
+            put = ("INSERT OR REPLACE INTO templates VALUES (?, ?, ?, ?)", row)
+            await self._execute(put, mirror=lambda: self._templates.update({template_id: template}))
             return template
 
     async def count_spawn(self, template_id: str, at_ms: int) -> None:

@@ -147,9 +147,9 @@ class FakeNode:
 
     # -- what tests do
 
-    async def create(self, timeout_s: int = 3600, **fields: object) -> str:
+    async def create(self, timeout_s: int = 3600, template: str = TEMPLATE, **fields: object) -> str:
         """A sandbox from the template; returns its id."""
-        request = CreateRequest(TEMPLATE, timeout_s, **fields)  # type: ignore[arg-type]
+        request = CreateRequest(template, timeout_s, **fields)  # type: ignore[arg-type]
         return (await self.orchestrator.create(request)).sandbox_id
 
     def row(self, sandbox_id: str) -> Sandbox:
@@ -166,8 +166,12 @@ class FakeNode:
         """What a running or paused sandbox holds, by its memory; `problems` checks that its disk says the same."""
         row = self.row(sandbox_id)
         if row.state is State.PAUSED:
-            return self._layers_content(self.parts.store.snapshot(row.snapshot_id or "").memory_layers)
+            return self.snapshot_content(row.snapshot_id or "")
         return self.process(sandbox_id).memory
+
+    def snapshot_content(self, snapshot_id: str) -> Content:
+        """What a snapshot holds, by its memory."""
+        return self._layers_content(self.parts.store.snapshot(snapshot_id).memory_layers)
 
     def _layers_content(self, layers: tuple[str, ...]) -> Content:
         merged: Content = {}
@@ -210,6 +214,8 @@ class FakeNode:
         found = [*self.devices.violations, *self.network.violations, *self.processes.violations]
         for row in self.parts.store.sandboxes():
             found += [f"{row.sandbox_id} ({row.state}): {problem}" for problem in self._row_problems(row)]
+        for build in all_builds(self.parts.store):
+            found += [f"build {build.build_id}: {problem}" for problem in self._snapshot_problems(build.snapshot_id)]
         return found + self._leaks()
 
     def _row_problems(self, row: Sandbox) -> list[str]:
@@ -218,7 +224,7 @@ class FakeNode:
         if row.vm is not None:
             return ["it still names a VM"]
         if row.state is State.PAUSED:
-            return self._paused_problems(row)
+            return self._snapshot_problems(row.snapshot_id)
         if row.state is State.KILLED:
             return ["it still names a snapshot"] if row.snapshot_id else [] if row.reason else ["it gives no reason"]
         return ["it does not rest"]
@@ -247,10 +253,10 @@ class FakeNode:
             wrong.append(f"memory {process.memory} and disk {disk} differ")
         return wrong
 
-    def _paused_problems(self, row: Sandbox) -> list[str]:
-        snapshot = next((s for s in self.parts.store.snapshots() if s.snapshot_id == row.snapshot_id), None)
+    def _snapshot_problems(self, snapshot_id: str | None) -> list[str]:
+        snapshot = next((s for s in self.parts.store.snapshots() if s.snapshot_id == snapshot_id), None)
         if snapshot is None:
-            return [f"its snapshot {row.snapshot_id} is not recorded"]
+            return [f"its snapshot {snapshot_id} is not recorded"]
         if not state_file(self.paths, snapshot.snapshot_id).is_file():
             return ["its state file is missing"]
         paths = self.parts.layers.paths((*snapshot.memory_layers, *snapshot.disk_layers))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -20,7 +20,7 @@ from typing import Any
 from agentenv.core import ids, templates
 from agentenv.core.clock import Clock, SystemClock, rfc3339
 from agentenv.core.errors import AgentEnvError, Conflict, Internal, InvalidInput, LimitReached, NotFound
-from agentenv.core.lifecycle import VISIBLE, State, is_allowed
+from agentenv.core.lifecycle import CAPTURING, SERVING, VISIBLE, State, is_allowed
 from agentenv.core.model import (
     Build,
     CreateRequest,
@@ -34,13 +34,14 @@ from agentenv.core.model import (
     Template,
     new_sandbox,
 )
-from agentenv.core.references import DEFAULT_TAG, parse_reference
+from agentenv.core.references import DEFAULT_TAG, parse_new_name
+from agentenv.orchestrator import templates as administration
 from agentenv.secret.vault import Vault
 from agentenv.testing.fake_store import MemoryShelf
 from agentenv.volume.registry import Volumes
 
 _GONE = frozenset({State.KILLING, State.KILLED})
-_HOLDS_ROOM = frozenset({State.CREATING, State.RUNNING, State.PAUSING, State.RESUMING, State.FORKING})
+_HOLDS_ROOM = SERVING | CAPTURING | {State.CREATING, State.RESUMING}
 
 
 class ManualClock:
@@ -85,14 +86,43 @@ def make_template(name: str = "base", created_at_ms: int = 1_700_000_000_000) ->
     return templates.first(build, (name,), "builtin", (DEFAULT_TAG,), created_at_ms)
 
 
+class _TemplateBook:
+    """Implements `orchestrator.templates.TemplateStore` in memory."""
+
+    def __init__(self, templates: Iterable[Template], sandboxes: dict[str, Sandbox]) -> None:
+        self._by_id = {template.template_id: template for template in templates}
+        self._sandboxes = sandboxes
+
+    def templates(self) -> list[Template]:
+        """All templates, newest first."""
+        return sorted(self._by_id.values(), key=lambda template: (template.created_at_ms, template.template_id), reverse=True)
+
+    def sandboxes(self) -> list[Sandbox]:
+        """All sandboxes in any state."""
+        return list(self._sandboxes.values())
+
+    async def change_templates(self, change: Callable[[list[Template]], Template]) -> Template:
+        """Keep what `change` makes; one without builds goes."""
+        template = change(self.templates())
+        self._by_id.pop(template.template_id, None)
+        if template.builds:
+            self._by_id[template.template_id] = template
+        return template
+
+    def count_spawn(self, template_id: str, at_ms: int) -> None:
+        """One more sandbox was made from it, if it is still there."""
+        if (used := self._by_id.get(template_id)) is not None:
+            self._by_id[template_id] = replace(used, spawn_count=used.spawn_count + 1, last_spawned_at_ms=at_ms)
+
+
 class FakeOrchestrator:
     """Implements `orchestrator.protocol.Orchestrator`. `sandboxes_running` is the node's limit."""
 
     def __init__(self, clock: Clock | None = None, templates: Iterable[Template] | None = None, sandboxes_running: int = 200) -> None:
         self.clock: Clock = clock or SystemClock()
         self.sandboxes_running = sandboxes_running
-        self._templates = {template.template_id: template for template in (templates if templates is not None else [make_template()])}
         self._sandboxes: dict[str, Sandbox] = {}
+        self._book = _TemplateBook(templates if templates is not None else [make_template()], self._sandboxes)
         self._logs: defaultdict[str, list[LogEntry]] = defaultdict(list)
         self._metrics: defaultdict[str, list[MetricSample]] = defaultdict(list)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -136,7 +166,7 @@ class FakeOrchestrator:
     async def create(self, request: CreateRequest) -> Sandbox:
         """Start a sandbox from a template."""
         self._expire_due()
-        template, build = self._resolve(request.template)
+        template, build = administration.resolve(self._book, request.template)
         self._check_room()
         sandbox = new_sandbox(request, template, build, self.clock.now_ms())
         self._sandboxes[sandbox.sandbox_id] = sandbox
@@ -145,9 +175,7 @@ class FakeOrchestrator:
         except BaseException:
             self._end(sandbox.sandbox_id, "create failed")
             raise
-        if (used := self._templates.get(template.template_id)) is not None:
-            counted = replace(used, spawn_count=used.spawn_count + 1, last_spawned_at_ms=self.clock.now_ms())
-            self._templates[used.template_id] = counted
+        self._book.count_spawn(template.template_id, self.clock.now_ms())
         return self._run(sandbox.sandbox_id, now_ms=self.clock.now_ms(), timeout_s=request.timeout_s, started=True)
 
     async def get(self, sandbox_id: str) -> Sandbox:
@@ -219,6 +247,25 @@ class FakeOrchestrator:
                 if was_running and self._sandboxes[sandbox_id].state not in _GONE:
                     self._move(sandbox_id, State.RUNNING)
 
+    async def snapshot(self, sandbox_id: str, name: str | None) -> tuple[Template, str]:
+        """Keep this instant as a build of a template; the source runs on, or stays paused."""
+        wanted = None if name is None else parse_new_name(name)
+        templates.snapshot_home(self._book.templates(), wanted)
+        async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as source:
+            was_running = source.state is State.RUNNING
+            if was_running:
+                self._move(sandbox_id, State.SNAPSHOTTING)
+            try:
+                await self._work("snapshot")
+                self._alive(sandbox_id)
+            finally:
+                if was_running and self._sandboxes[sandbox_id].state not in _GONE:
+                    self._move(sandbox_id, State.RUNNING)
+        now_ms, snapshot_id = self.clock.now_ms(), ids.new_snapshot_id()
+        build = Build(ids.new_build_id(), snapshot_id, source.machine, source.envd_version, now_ms, dict(source.env_vars), sandbox_id)
+        template = await self._book.change_templates(lambda present: templates.with_snapshot(present, build, wanted, now_ms))
+        return template, (wanted and wanted.tag) or DEFAULT_TAG
+
     async def kill(self, sandbox_id: str) -> None:
         """End it, whatever it is doing. NotFound the second time."""
         self._expire_due()
@@ -249,18 +296,30 @@ class FakeOrchestrator:
 
     async def templates(self) -> list[Template]:
         """All templates, newest first."""
-        return sorted(self._templates.values(), key=lambda template: (template.created_at_ms, template.template_id), reverse=True)
+        return self._book.templates()
 
     async def template(self, reference: str) -> Template:
         """By id, name or `name:tag`."""
-        return self._resolve(reference)[0]
+        return administration.named(self._book, reference)
+
+    async def assign_tags(self, target: str, tags: Sequence[str]) -> Build:
+        """Give tags to a build."""
+        return await administration.assign_tags(self._book, target, tags, self.clock.now_ms())
+
+    async def remove_tags(self, name: str, tags: Sequence[str]) -> None:
+        """Take tags off a template."""
+        await administration.remove_tags(self._book, name, tags, self.clock.now_ms())
+
+    async def delete_template(self, reference: str) -> None:
+        """Remove a template, or one tag of it."""
+        self._expire_due()
+        await administration.delete(self._book, reference, self.clock.now_ms())
+
+    async def set_public(self, reference: str, is_public: bool) -> Template:
+        """Note whether a template is for everyone."""
+        return await administration.set_public(self._book, reference, is_public, self.clock.now_ms())
 
     # -- inside
-
-    def _resolve(self, reference: str) -> tuple[Template, Build]:
-        wanted = parse_reference(reference)
-        template = templates.find(self._templates.values(), wanted)
-        return template, templates.build_of(template, wanted.tag)
 
     async def _work(self, verb: str) -> None:
         """What a real verb would spend its time on."""

@@ -7,13 +7,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from e2b import AsyncSandbox, Sandbox, SandboxQuery, SandboxState
+from e2b import AsyncSandbox, Sandbox, SandboxQuery, SandboxState, Template
 from e2b.exceptions import (
     AuthenticationException,
     NotFoundException,
     RateLimitException,
     SandboxException,
     SandboxNotFoundException,
+    TemplateException,
 )
 
 from agentenv.core.errors import LimitReached, Unavailable
@@ -154,9 +155,54 @@ def test_idempotency_key(options: Options):
 def test_unbuilt_calls_fail_at_once(options: Options):
     sandbox = Sandbox.create("base", **options)
     with pytest.raises(SandboxException, match="501"):
-        sandbox.create_snapshot()
+        sandbox.create_snapshot(mode="filesystem")
     with pytest.raises((SandboxException, NotFoundException), match="501"):
         Sandbox.create("base", network={"deny_out": ["0.0.0.0/0"]}, **options)
+
+
+def test_snapshots(options: Options):
+    sandbox = Sandbox.create("base", envs={"A": "1"}, **options)
+    plain, named = sandbox.create_snapshot(), Sandbox.create_snapshot(sandbox.sandbox_id, name="mine:v1", **options)
+    assert (plain.names, named.snapshot_id, named.names) == ([], "local/mine:v1", ["local/mine:v1"])
+    made = [Sandbox.create(snapshot.snapshot_id, **options) for snapshot in (plain, named)]
+    assert len({one.sandbox_id for one in made} | {sandbox.sandbox_id}) == 3
+    paginator = Sandbox.list_snapshots(limit=1, **options)
+    seen = []
+    while paginator.has_next:
+        seen += [item.snapshot_id for item in paginator.next_items()]
+    assert sorted(seen) == sorted([plain.snapshot_id, named.snapshot_id])
+    assert [item.snapshot_id for item in sandbox.list_snapshots(name="mine").next_items()] == [named.snapshot_id]
+    assert Sandbox.list_snapshots(sandbox_id="inothere", **options).next_items() == []
+    with pytest.raises(SandboxException, match="400: cannot delete"):
+        Sandbox.delete_snapshot(named.snapshot_id, **options)
+    for one in made:
+        one.kill()
+    for snapshot in (plain, named):
+        assert Sandbox.delete_snapshot(snapshot.snapshot_id, **options) is True
+        assert Sandbox.delete_snapshot(snapshot.snapshot_id, **options) is False
+    sandbox.kill()
+    with pytest.raises(SandboxNotFoundException):
+        sandbox.create_snapshot()
+
+
+def test_tags(options: Options):
+    api = {name: options[name] for name in ("api_key", "api_url")}
+    sandbox = Sandbox.create("base", **options)
+    sandbox.create_snapshot(name="mine:v1")
+    assert Template.exists("mine", **api)
+    assert Template.exists("local/mine", **api)
+    assert not Template.exists("other", **api)
+    assigned = Template.assign_tags("mine:v1", ["production", "latest"], **api)
+    assert assigned.tags == ["production", "latest"]
+    found = Template.get_tags("mine", **api)
+    assert {tag.tag: tag.build_id for tag in found} == dict.fromkeys(("v1", "production", "latest"), assigned.build_id)
+    Template.remove_tags("mine", "production", **api)
+    with pytest.raises(TemplateException):
+        Template.remove_tags("mine", "production", **api)
+    with pytest.raises(TemplateException):
+        Template.assign_tags("mine:nothing", "x", **api)
+    Template.remove_tags("mine", ["v1", "latest"], **api)
+    assert not Template.exists("mine", **api)
 
 
 async def test_async_client(options: Options):

@@ -6,6 +6,7 @@ Everything random comes from one seed and the node runs in one thread, so a seed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.config.schema import LimitsConfig
-from agentenv.core.errors import AgentEnvError, Conflict, NotFound
-from agentenv.core.lifecycle import State
+from agentenv.core.errors import AgentEnvError, Conflict, InvalidInput, NotFound
+from agentenv.core.lifecycle import CAPTURING, State
 from agentenv.core.model import OnTimeout, Sandbox
+from agentenv.orchestrator.templates import all_builds
 from agentenv.testing.fake_blocks import Content
 from agentenv.testing.fake_node import FakeNode
 
 _SANDBOXES_WANTED = 6
+_TEMPLATES_WANTED = 6
 _BLOCKS = 6
 _LATE_TURNS = 12
 _POINTS = (
@@ -58,6 +61,7 @@ class Driver:
         self.story: list[str] = []
         self._random = random.Random(seed)
         self._known: dict[str, _Known] = {}
+        self._built: dict[str, Content] = {}  # what each build held when it was first seen
         self._states: list[Content] = [{"booted": "yes"}]  # every content any guest ever had
         self._asked: defaultdict[str, set[str]] = defaultdict(set)  # verbs that somebody asked for, by sandbox
         self._rested: set[str] = set()  # seen alive when nothing was under way
@@ -126,7 +130,7 @@ class Driver:
         live = [s for s in self.node.parts.store.sandboxes() if s.state not in (State.KILLED, State.KILLING)]
         choices: list[Callable[[Sandbox], Awaitable[object]]] = [
             *(self._pause,) * 4, *(self._resume,) * 2, *(self._connect,) * 3, *(self._fork,) * 2, *(self._write,) * 3,
-            self._set_timeout, self._pass_time, self._die, self._kill,
+            *(self._snapshot,) * 2, self._set_timeout, self._pass_time, self._die, self._kill, self._forget,
         ]  # fmt: skip
         if not live or self._random.random() < 0.3 * (len(live) < _SANDBOXES_WANTED):
             await self._said("create", "", self._create())
@@ -161,7 +165,28 @@ class Driver:
 
     async def _create(self) -> None:
         policy: OnTimeout = self._random.choice(("kill", "pause"))
-        await self.node.create(self._random.randint(60, 2000), on_timeout=policy, metadata={"policy": policy})
+        reference = self._any_template()
+        await self.node.create(self._random.randint(60, 2000), reference, on_timeout=policy, metadata={"policy": policy})
+
+    def _any_template(self) -> str:
+        """A name and a tag of what there is, the base template more often than any other."""
+        templates = self.node.parts.store.templates()
+        if self._random.random() < 0.4:
+            return "base"
+        template = self._random.choice(templates)
+        return f"{template.name}:{self._random.choice(template.tags).tag}"
+
+    async def _snapshot(self, sandbox: Sandbox) -> None:
+        name = self._random.choice((None, "a", "a:v1", "b", "b:v1"))
+        if len(self.node.parts.store.templates()) > _TEMPLATES_WANTED:
+            name = name or "a"
+        await self.node.orchestrator.snapshot(sandbox.sandbox_id, name)
+
+    async def _forget(self, sandbox: Sandbox) -> None:
+        """Delete a template, or refuse to because something was made from it."""
+        reference = self._any_template()
+        with contextlib.suppress(InvalidInput):
+            await self.node.orchestrator.delete_template(reference if self._random.random() < 0.5 else reference.partition(":")[0])
 
     async def _pause(self, sandbox: Sandbox) -> None:
         await self.node.orchestrator.pause(sandbox.sandbox_id)
@@ -172,7 +197,7 @@ class Driver:
     async def _connect(self, sandbox: Sandbox) -> None:
         sandbox_id, timeout_s, called_at_ms = sandbox.sandbox_id, self._random.randint(1, 2000), self.node.clock.now_ms()
         connected, resumed = await self.node.orchestrator.connect(sandbox_id, timeout_s)
-        undisturbed = self._asked_now[sandbox_id] <= {"connect", "fork", "write"} and not self.node.points.failed
+        undisturbed = self._asked_now[sandbox_id] <= {"connect", "fork", "write", "snapshot", "forget"} and not self.node.points.failed
         if not resumed and sandbox.state is State.RUNNING and undisturbed:
             assert connected.end_at_ms >= sandbox.end_at_ms, "connect shortened the lifetime"
         assert connected.end_at_ms >= called_at_ms + 1000 * timeout_s, "connect did not extend the lifetime as asked"
@@ -203,7 +228,7 @@ class Driver:
             for process in self.node.processes.alive():
                 sandbox_id, before = process.spec.name.removeprefix("aenv-"), process.memory
                 state, is_locked = self.node.row(sandbox_id).state, self.node.parts.shared.is_locked(sandbox_id)
-                if state not in (State.PAUSING, State.FORKING) and (state is not State.RUNNING or is_locked):
+                if state not in CAPTURING and (state is not State.RUNNING or is_locked):
                     continue  # a start that fails takes back what its guest did before anyone was told of it
                 self._written += 1
                 block, value = str(self._random.randrange(_BLOCKS)), f"{sandbox_id[:4]}-{self._written}"
@@ -223,6 +248,10 @@ class Driver:
     def _check(self) -> None:
         problems = self.node.problems()
         assert not problems, f"problems: {problems}"
+        for build in all_builds(self.node.parts.store):
+            content = self.node.snapshot_content(build.snapshot_id)
+            assert self._built.setdefault(build.build_id, content) == content, f"build {build.build_id} has changed"
+            assert content in self._states, f"build {build.build_id} has content {content} that no guest ever had"
         for row in self.node.parts.store.sandboxes():
             known = self._known.get(row.sandbox_id)
             if known is not None:

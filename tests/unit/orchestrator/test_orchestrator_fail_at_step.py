@@ -33,6 +33,10 @@ async def fork(node: FakeNode, sandbox_id: str) -> None:
         raise Internal("a child failed")
 
 
+async def snapshot(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.snapshot(sandbox_id, "mine")
+
+
 async def kill(node: FakeNode, sandbox_id: str) -> None:
     await node.orchestrator.kill(sandbox_id)
 
@@ -44,6 +48,8 @@ VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[St
     "resume": (resume, State.PAUSED, {State.RUNNING, State.PAUSED}),
     "fork of a running one": (fork, State.RUNNING, {State.RUNNING}),
     "fork of a paused one": (fork, State.PAUSED, {State.PAUSED}),
+    "snapshot of a running one": (snapshot, State.RUNNING, {State.RUNNING}),
+    "snapshot of a paused one": (snapshot, State.PAUSED, {State.PAUSED}),
     "kill of a running one": (kill, State.RUNNING, {State.RUNNING, State.KILLED}),
     "kill of a paused one": (kill, State.PAUSED, {State.PAUSED, State.KILLED}),
 }
@@ -97,7 +103,7 @@ async def _fail_at(folder: Path, name: str, step: int, error: type[Exception]) -
         await node.quiesce()
         assert node.problems() == [], f"second attempt after {where}"
     if not failed:
-        assert row.state is not before or name.startswith(("create", "fork")), f"it said it worked: {where}"
+        assert row.state is not before or name.startswith(("create", "fork", "snapshot")), f"it said it worked: {where}"
     await node.close()
     return True
 

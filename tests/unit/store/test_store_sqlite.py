@@ -148,7 +148,7 @@ async def test_mirror_and_file_agree_after_a_failed_commit(store: Store, cancell
         store.add_sandbox(sandbox()),
         store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, (), (), 1)),
         store.change_templates(lambda _: template("t", "n")),
-        store.remove_template(lambda present: present[0]),
+        store.change_templates(lambda present: replace(present[0], builds=())),
         store.count_spawn("t0", 1),
         store.forget_sandbox(one.sandbox_id),
     )
@@ -296,7 +296,7 @@ async def test_templates_are_changed_one_after_the_other(store: Store) -> None:
 async def test_a_change_that_fails_changes_nothing(store: Store) -> None:
     await store.change_templates(lambda _: template("t1", "base"))
     with pytest.raises(NotFound):
-        await store.change_templates(lambda present: templates.without(present[0], {"none"}, 5) or present[0])
+        await store.change_templates(lambda present: templates.without(present[0], {"none"}, 5))
     await store.change_templates(lambda _: template("t2", "other"))
     assert [t.template_id for t in store.templates()] == ["t2", "t1"]
     await _assert_agrees(store)
@@ -314,10 +314,10 @@ async def test_a_name_belongs_to_one_template(store: Store, aliases: tuple[str, 
 
 async def test_a_removed_template_frees_its_name(store: Store) -> None:
     await store.change_templates(lambda _: template("t1", "base"))
-    removed = await store.remove_template(lambda present: templates.find(present, Reference("base")))
-    assert removed.template_id == "t1"
+    removed = await store.change_templates(lambda present: templates.without(present[0], {"default"}, 5))
+    assert (removed.template_id, removed.builds) == ("t1", ())
     with pytest.raises(NotFound):
-        await store.remove_template(lambda present: templates.find(present, Reference("base")))
+        templates.find(store.templates(), Reference("base"))
     await store.count_spawn("t1", 3)
     await store.change_templates(lambda _: template("t2", "base"))
     assert [t.template_id for t in store.templates()] == ["t2"]

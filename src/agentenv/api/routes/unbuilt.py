@@ -14,29 +14,15 @@ from agentenv.core.errors import Unsupported
 
 ROUTES: tuple[tuple[str, str], ...] = (
     ("PUT", "/sandboxes/{sandbox_id}/network"),
-    ("POST", "/sandboxes/{sandbox_id}/snapshots"),
-    ("GET", "/snapshots"),
-    ("GET", "/default-templates"),
     ("POST", "/templates"),
     ("POST", "/v2/templates"),
     ("POST", "/v3/templates"),
-    ("POST", "/templates/tags"),
-    ("DELETE", "/templates/tags"),
     ("POST", "/templates/{template_id}"),
-    ("DELETE", "/templates/{template_id}"),
-    ("PATCH", "/templates/{template_id}"),
-    ("PATCH", "/v2/templates/{template_id}"),
-    ("GET", "/templates/{template_id}/tags"),
-    ("GET", "/templates/{template_id}/tags/count"),
-    ("GET", "/templates/{template_id}/tags/exists"),
-    ("GET", "/templates/{template_id}/tags/groups"),
-    ("GET", "/templates/{template_id}/tags/{tag}/assignments"),
     ("GET", "/templates/{template_id}/files/{files_hash}"),
     ("POST", "/templates/{template_id}/builds/{build_id}"),
     ("POST", "/v2/templates/{template_id}/builds/{build_id}"),
     ("GET", "/templates/{template_id}/builds/{build_id}/status"),
     ("GET", "/templates/{template_id}/builds/{build_id}/logs"),
-    ("GET", "/teams"),
 )
 
 router = APIRouter()

@@ -1,0 +1,65 @@
+"""Instant: one moment of a running or paused sandbox, kept for others to go on from; the sandbox itself goes on as before.
+
+A running one stands still for the capture only. A paused one is not touched: its snapshot is that moment already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from agentenv.core.errors import AgentEnvError, Conflict
+from agentenv.core.lifecycle import State
+from agentenv.core.model import RunningVm, Sandbox
+from agentenv.host.files import require_free
+from agentenv.orchestrator.compact import compact
+from agentenv.orchestrator.delete import missing
+from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.pause import live_vm, plan_capture, run_on, take
+
+
+async def instant(
+    parts: Parts, sandbox_id: str, via: State, check: Callable[[Sandbox], object], held: contextlib.ExitStack, most_layers: int
+) -> tuple[Sandbox, str]:
+    """The source and the snapshot to go on from, which `held` keeps from the sweep until a record names it.
+
+    `via` is the state a running source passes through. `check` sees the source first, and may refuse. Chains longer than
+    `most_layers` are merged afterwards. NotFound, Conflict, StorageFull; the source runs on after any failure.
+    """
+    async with parts.shared.locked(sandbox_id):
+        source = parts.store.sandbox(sandbox_id)
+        if source is None or source.state in (State.KILLING, State.KILLED):
+            raise missing(sandbox_id)
+        check(source)
+        if source.state is State.PAUSED and source.snapshot_id is not None:
+            snapshot_id = source.snapshot_id
+        elif source.state is State.RUNNING and source.vm is not None:
+            snapshot_id = await _capture(parts, source, source.vm, via)
+        else:
+            raise Conflict(f"sandbox {sandbox_id} is {source.state}")
+        held.enter_context(parts.shared.using(snapshot_id))  # no other task has run since the capture let go of it
+    if source.state is State.PAUSED:  # a running one has the long chain open, and would only get another copy of it
+        parts.shared.background(compact(parts, sandbox_id, parts.store.snapshot(snapshot_id), most_layers), f"compact {sandbox_id}")
+    return source, snapshot_id
+
+
+async def _capture(parts: Parts, source: Sandbox, record: RunningVm, via: State) -> str:
+    sandbox_id = source.sandbox_id
+    require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a capture")
+    plan = plan_capture(parts)
+    began_ms = parts.clock.monotonic_ms()
+    await parts.store.transition(sandbox_id, State.RUNNING, via)
+    with parts.layers.announced(plan.memory_layer, plan.fresh_upper), parts.shared.using(plan.snapshot_id):
+        try:
+            captured = await take(parts, source, record, plan)
+            record = captured.vm
+            await live_vm(parts, sandbox_id).resume()  # first of all: the source stands still for the capture only
+            stopped_ms = parts.clock.monotonic_ms() - began_ms
+            await parts.store.add_snapshot(captured.snapshot)
+        except BaseException as error:
+            await run_on(parts, sandbox_id, record, str(error) if isinstance(error, AgentEnvError) else type(error).__name__)
+            raise
+        await run_on(parts, sandbox_id, record)
+        figures = {"stopped_ms": f"{stopped_ms:.0f}", "memory_bytes": str(captured.memory_bytes)}
+        await note(parts, sandbox_id, "captured, runs on", why=via, **figures)
+    return plan.snapshot_id
