@@ -9,6 +9,7 @@ of their own.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -82,17 +83,33 @@ def run_command(
         return out.read()
 
 
-def _wait(child: subprocess.Popen[bytes], name: str, timeout_s: float, watch: Callable[[], None] | None, hint: str) -> int:
-    end = time.monotonic() + timeout_s
+def wait_readable(fd: int, seconds: float) -> bool:
+    """Whether `fd` gets readable within that time; a pidfd does when its process has ended. No polling, so no delay."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    end = time.monotonic() + seconds
     while True:
         left_s = end - time.monotonic()
-        try:
-            return child.wait(max(0.0, min(left_s, WATCH_INTERVAL_S) if watch else left_s))
-        except subprocess.TimeoutExpired:
+        if poller.poll(max(0.0, left_s * 1000)):
+            return True
+        if left_s <= 0:
+            return False
+
+
+def _wait(child: subprocess.Popen[bytes], name: str, timeout_s: float, watch: Callable[[], None] | None, hint: str) -> int:
+    end = time.monotonic() + timeout_s
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        while True:
+            left_s = end - time.monotonic()
+            if wait_readable(pidfd, min(left_s, WATCH_INTERVAL_S) if watch else left_s):
+                return child.wait()
             if time.monotonic() >= end:
-                raise DeadlineExceeded(f"{name} did not finish within {timeout_s:g} s", hint) from None
-        if watch:
-            watch()
+                raise DeadlineExceeded(f"{name} did not finish within {timeout_s:g} s", hint)
+            if watch:
+                watch()
+    finally:
+        os.close(pidfd)
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import subprocess
-import time
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
 from agentenv.host import netns
+from agentenv.host.command import run_command, wait_readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +107,17 @@ def kill(process: ProcessId, deadline_s: float = 10.0, term_first_s: float = 0.0
         if term_first_s > 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGTERM)
-            if _wait(fd, term_first_s):
+            if wait_readable(fd, term_first_s):
                 return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
-        if not _wait(fd, deadline_s):
+        if not wait_readable(fd, deadline_s):
             raise DeadlineExceeded(
                 f"process {process.pid} still exists {deadline_s:g} s after SIGKILL", "it hangs in the kernel; see dmesg"
             )
     finally:
         os.close(fd)
         reap(process.pid)
-
-
-def _wait(pidfd: int, seconds: float) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    end = time.monotonic() + seconds
-    while True:
-        left = end - time.monotonic()
-        if poller.poll(max(0.0, left * 1000)):
-            return True
-        if left <= 0:
-            return False
 
 
 async def wait_ended(process: ProcessId) -> None:
@@ -149,13 +137,11 @@ async def wait_ended(process: ProcessId) -> None:
 
 
 def run(argv: Sequence[str], deadline_s: float, input_text: str | None = None) -> str:
-    """Run a short command to its end and return its stdout. Blocks. Internal with its stderr when it fails."""
-    try:
-        done = subprocess.run(list(argv), input=input_text, capture_output=True, text=True, timeout=deadline_s, check=False)
-    except FileNotFoundError as error:
-        raise HostNotReady(f"{argv[0]} is not installed", "run `aenv doctor` to see what is missing") from error
-    except subprocess.TimeoutExpired as error:
-        raise DeadlineExceeded(f"`{' '.join(argv[:6])}` did not end within {deadline_s:g} s") from error
-    if done.returncode != 0:
-        raise Internal(f"`{' '.join(argv[:6])}` failed with status {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    """Run a short command to its end and return its stdout. Blocks. Fails as `run_command` does."""
+    with contextlib.ExitStack() as stack:
+        stdin = None
+        if input_text is not None:
+            stdin = stack.enter_context(tempfile.TemporaryFile())
+            stdin.write(input_text.encode())
+            stdin.seek(0)
+        return run_command(argv, timeout_s=deadline_s, stdin=stdin).decode(errors="replace")
