@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.core.errors import HostNotReady, Internal, InvalidInput, NotFound, Unsupported
-from agentenv.host.asset_cache import Asset, AssetCache
+from agentenv.host.asset_cache import Asset, Facts
 from agentenv.host.command import Progress, no_progress, run_command
 from agentenv.host.debian import PrivateApt, unpack
+from agentenv.host.package_asset import Recipe, package_asset
 
 DEFAULT_PACKAGE = "linux-image-cloud-amd64"
 DEFAULT_SUITE = "bookworm-backports"
@@ -71,25 +72,22 @@ def ensure_kernel(
     `verify` compares full checksums of the cached files first. Raises HostNotReady (no mirror, a tool is missing),
     Unavailable (network) or NotFound (no such package).
     """
-    assets = AssetCache(cache)
-    if not refresh:
-        for asset in assets.candidates("kernel-"):
-            if asset.facts.get("wanted") == [suite, package] and (found := assets.find(asset.path.name, verify=verify)):
-                return _kernel(found)
-    apt = apt or PrivateApt.for_suite(cache / "apt", suite)
-    apt.update(progress)
-    name, version = _image_package(apt, package, suite)
 
-    def build(folder: Path) -> dict[str, object]:
-        debs = apt.download([f"{name}={version}"], suite, closure=False, progress=progress)
-        progress("unpack kernel", None, None)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as work:
-            unpack(debs, Path(work))
-            kernel_release = _take_apart(Path(work), folder)
-        apt.discard(debs)
-        return {"wanted": [suite, package], "package": f"{name}={version}", "release": kernel_release}
+    def recipe(apt: PrivateApt) -> Recipe:
+        name, version = _image_package(apt, package, suite)
 
-    return _kernel(assets.ensure(f"kernel-{version.replace('~', '-').replace(':', '-')}", build, verify=verify))
+        def make(folder: Path) -> Facts:
+            debs = apt.download([f"{name}={version}"], suite, closure=False, progress=progress)
+            progress("unpack kernel", None, None)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as work:
+                unpack(debs, Path(work))
+                kernel_release = _take_apart(Path(work), folder)
+            apt.discard(debs)
+            return {"package": f"{name}={version}", "release": kernel_release}
+
+        return version, make
+
+    return _kernel(package_asset(cache, "kernel", package, suite, recipe, apt=apt, refresh=refresh, verify=verify, progress=progress))
 
 
 def local_kernel(vmlinux: Path, modules_tar: Path | None = None) -> Kernel:

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Literal
 
 from agentenv.core.errors import AgentEnvError, HostNotReady, Internal
-from agentenv.host.asset_cache import Asset, AssetCache
+from agentenv.host.asset_cache import Asset, Facts
 from agentenv.host.command import Progress, no_progress, run_command
 from agentenv.host.debian import PrivateApt, unpack
+from agentenv.host.package_asset import Recipe, package_asset
 
 PROGRAM = "qemu-system-x86_64"
 DEFAULT_PACKAGE = "qemu-system-x86"
@@ -105,26 +106,23 @@ def ensure_qemu(
         except AgentEnvError:
             if prefer == "host":
                 raise
-    assets = AssetCache(cache)
-    if not refresh:
-        for asset in assets.candidates("qemu-"):
-            if asset.facts.get("wanted") == [suite, package] and (found := assets.find(asset.path.name, verify=verify)):
-                return _packaged(found)
-    apt = apt or PrivateApt.for_suite(cache / "apt", suite)
-    apt.update(progress)
-    version = apt.show(package, suite)["Version"]
 
-    def build(folder: Path) -> dict[str, object]:
-        debs = apt.download([f"{package}={version}"], suite, progress=progress)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as work:
-            unpack(debs, Path(work), progress)
-            progress("keep what QEMU needs", None, None)
-            _take_what_is_needed(Path(work), folder)
-        apt.discard(debs)
-        upstream, build_name = _fit_version(packaged_argv(folder), "the packaged QEMU")
-        return {"wanted": [suite, package], "package": f"{package}={version}", "version": upstream, "build": build_name}
+    def recipe(apt: PrivateApt) -> Recipe:
+        version = apt.show(package, suite)["Version"]
 
-    return _packaged(assets.ensure(f"qemu-{version.replace('~', '-').replace(':', '-')}", build, verify=verify))
+        def make(folder: Path) -> Facts:
+            debs = apt.download([f"{package}={version}"], suite, progress=progress)
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as work:
+                unpack(debs, Path(work), progress)
+                progress("keep what QEMU needs", None, None)
+                _take_what_is_needed(Path(work), folder)
+            apt.discard(debs)
+            upstream, build = _fit_version(packaged_argv(folder), "the packaged QEMU")
+            return {"package": f"{package}={version}", "version": upstream, "build": build}
+
+        return version, make
+
+    return _packaged(package_asset(cache, "qemu", package, suite, recipe, apt=apt, refresh=refresh, verify=verify, progress=progress))
 
 
 def host_qemu(program: str = PROGRAM) -> QemuInstallation:
