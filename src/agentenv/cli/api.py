@@ -104,6 +104,28 @@ class Api:
         query = None if start_s is None else {"start": str(start_s)}
         return list(self._call("GET", f"/sandboxes/{_segment(sandbox_id)}/metrics", query=query)[0])
 
+    def delete_template(self, name: str) -> None:
+        """Forget a template or snapshot, by name or id."""
+        self._call("DELETE", f"/templates/{_segment(name)}", deadline_s=CHANGE_DEADLINE_S)
+
+    def publish_template(self, name: str, public: bool) -> None:
+        """Mark a template as public or private."""
+        self._call("PATCH", f"/v2/templates/{_segment(name)}", {"public": public})
+
+    def create_snapshot(self, sandbox_id: str, name: str | None) -> dict[str, Any]:
+        """Keep a sandbox as it is now."""
+        body = {} if name is None else {"name": name}
+        return dict(self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/snapshots", body, deadline_s=CHANGE_DEADLINE_S)[0])
+
+    def snapshots(self, sandbox_id: str | None = None, name: str | None = None) -> Iterator[dict[str, Any]]:
+        """Snapshots, fetched page by page."""
+        query = {"limit": str(PAGE_SIZE)} | {key: value for key, value in (("sandboxID", sandbox_id), ("name", name)) if value}
+        yield from self._pages("/snapshots", query)
+
+    def check_key(self) -> None:
+        """CliError unless the node takes our key."""
+        self._call("GET", "/v2/sandboxes", query={"limit": "1"})
+
     def templates(self) -> list[dict[str, Any]]:
         """All templates."""
         return list(self._call("GET", "/templates")[0])
@@ -174,10 +196,10 @@ class Api:
             message = str(json.loads(content)["message"])
         except (ValueError, KeyError, TypeError):
             return self._not_ours(status)
-        hint = ""
+        message, _, hint = message.partition("\n")  # the node's own hint, where it has one
         if status in (401, 403):
             message, hint = f"the node refused the API key of {self.target.key_source}: {message}", self._key_hint()
-        elif status == 404:
+        elif status == 404 and not hint:
             hint = "`aenv ls --all` lists the sandboxes, `aenv templates` the templates"
         return CliError(message, hint, _CODES.get(status, Exit.FAILURE))
 

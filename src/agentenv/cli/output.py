@@ -11,8 +11,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -61,6 +63,15 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+def limited(items: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """The first `limit` items, all when it is 0; says when there are more."""
+    found = list(islice(items, limit + 1 if limit else None))
+    if limit and len(found) > limit:
+        info(f"there are more than {limit}: --limit N shows more, --limit 0 all")
+        found.pop()
+    return found
+
+
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
     """`name  value` lines on stdout."""
     width = max((len(name) for name, _ in fields), default=0)
@@ -81,6 +92,11 @@ def is_fancy(stream: TextIO) -> bool:
 def styled(text: str, stream: TextIO, **style: Any) -> str:
     """`text` in colour where `stream` shows it."""
     return click.style(text, **style) if is_fancy(stream) else text
+
+
+def when(timestamp: str) -> str:
+    """An RFC 3339 time of the API for people: `2026-01-31 12:00:00 UTC`."""
+    return datetime.fromisoformat(timestamp).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ A group is a folder of `cli.commands`; each module of it holds `command`, a `Ver
 
 from __future__ import annotations
 
+import difflib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -15,6 +16,8 @@ import click
 
 from agentenv.cli.exits import CliError, Exit
 
+LIST_LIMIT = 1000
+"""How many items a list shows unless told otherwise, as in the E2B command line."""
 SECTIONS = ("Node", "Sandboxes", "Inside a sandbox", "Templates", "Other")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -67,7 +70,9 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            raise CliError(error.format_message(), f"`{ctx.command_path} --help` lists the commands", Exit.USAGE) from error
+            alike = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1) if args else []
+            meant = f"did you mean `{ctx.command_path} {alike[0]}`? " if alike else ""
+            raise CliError(error.format_message(), f"{meant}`{ctx.command_path} --help` lists the commands", Exit.USAGE) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands by section, in the order of `SECTIONS`; under one plain heading when all are of one."""

@@ -1,9 +1,14 @@
 """Ways to run `aenv` in tests: in this process, or as a process of its own with a node that has no VMs."""
 
+import fcntl
 import os
+import re
+import select
+import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,3 +79,52 @@ def aenv_process(*arguments: str, **settings) -> subprocess.CompletedProcess:
 
 def process_environment(extra: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{FAKE_SITE}{os.pathsep}{SOURCE}", **extra}
+
+
+class Screen:
+    """`aenv` on a terminal of its own: what a person sees and types."""
+
+    def __init__(self, environment, *arguments, rows=24, columns=80):
+        self.leader, follower = os.openpty()
+        termios.tcsetwinsize(self.leader, (rows, columns))
+        self.before = termios.tcgetattr(follower)
+        self.follower = follower
+        self.shown = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "agentenv.cli", *arguments],
+            env=process_environment({**environment, "TERM": "xterm"}),
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            start_new_session=True,
+        )
+
+    def type(self, text):
+        os.write(self.leader, text.encode())
+
+    def wait_for(self, pattern, deadline_s=20.0):
+        end = time.monotonic() + deadline_s
+        while not (found := re.search(pattern, self.shown)):
+            assert time.monotonic() < end, f"{pattern!r} did not appear in {self.shown!r}"
+            if select.select([self.leader], [], [], 0.1)[0]:
+                self.shown += os.read(self.leader, 65536).decode(errors="replace")
+        return found
+
+    def resize(self, rows, columns):
+        termios.tcsetwinsize(self.leader, (rows, columns))
+        os.kill(self.process.pid, signal.SIGWINCH)
+
+    def end(self):
+        code = self.process.wait(20)
+        restored = termios.tcgetattr(self.follower) == self.before
+        while select.select([self.leader], [], [], 0.2)[0]:
+            self.shown += os.read(self.leader, 65536).decode(errors="replace")
+        return code, restored
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        os.close(self.leader)
+        os.close(self.follower)

@@ -63,8 +63,9 @@ def test_the_word_sandbox_may_be_left_out():
 
 # What its --help lists, release 2.19.
 E2B_WORDS = """
-sandbox connect|cn info|in list|ls kill|kl pause|ps resume|rs create|cr logs|lg metrics|mt exec|ex
-template list|ls
+sandbox connect|cn info|in list|ls kill|kl pause|ps resume|rs create|cr logs|lg metrics|mt exec|ex snapshot|snap
+template list|ls delete|dl publish|pb unpublish|upb
+auth info
 """
 E2B_OPTIONS = """
 sandbox connect: -u --user -c --cwd -e --env
@@ -75,7 +76,12 @@ sandbox create: -d --detach --lifecycle.ontimeout --lifecycle.autoresume --timeo
 sandbox logs: --level -f --follow --format --loggers
 sandbox metrics: -f --follow --format
 sandbox exec: -b --background -c --cwd -u --user -e --env
+sandbox snapshot create: -n --name
+sandbox snapshot list: -n --name -l --limit -f --format
 template list: -t --project -f --format
+template delete: -s --select -t --project -y --yes
+template publish: -s --select -t --project -y --yes
+template unpublish: -s --select -t --project -y --yes
 """
 
 
@@ -94,6 +100,35 @@ def test_every_option_of_the_e2b_command_line(line):
     path, _, options = line.partition(": ")
     ours = {flag for parameter in VERBS[tuple(path.split())].params for flag in parameter.opts}
     assert set(options.split()) <= ours
+
+
+@pytest.mark.parametrize("word", ["login", "logout", "configure"])
+def test_there_is_nothing_to_log_in_to(word):
+    result = CliRunner().invoke(cli, ["auth", word], prog_name="aenv")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no accounts" in result.stderr
+    assert "hint: its key is in its home" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["kil"], "did you mean `aenv kill`? `aenv --help` lists the commands"),
+        (["sbx", "pausee"], "did you mean `aenv sbx pause`? `aenv sbx --help` lists the commands"),
+        (["template", "zzz"], "`aenv template --help` lists the commands"),
+    ],
+)
+def test_a_mistyped_command_is_told_the_likely_one(arguments, hint):
+    result = CliRunner().invoke(cli, arguments, prog_name="aenv")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith(f"hint: {hint}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell):
+    result = CliRunner().invoke(cli, ["completion", shell], prog_name="aenv")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"_AENV_COMPLETE={shell}_complete" in result.stdout
 
 
 @pytest.mark.parametrize("word", ["create", "ct", "build", "bd", "init", "it", "migrate"])

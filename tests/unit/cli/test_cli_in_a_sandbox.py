@@ -1,19 +1,14 @@
 """`aenv exec` and `aenv shell` against the real guest agent, run here as an ordinary process instead of in a VM."""
 
-import fcntl
 import os
-import re
-import select
 import signal
 import socket
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 
 import pytest
-from aenv_runner import free_port, process_environment, wait_for
+from aenv_runner import Screen, free_port, process_environment, wait_for
 
 from agentenv.host import native
 
@@ -186,48 +181,6 @@ def test_large_output_is_whole(guest):
     assert done.stdout.count(b"x") == 20_000_000
 
 
-class Screen:
-    """`aenv` on a terminal of its own: what a person sees and types."""
-
-    def __init__(self, environment, *arguments, rows=24, columns=80):
-        self.leader, follower = os.openpty()
-        termios.tcsetwinsize(self.leader, (rows, columns))
-        self.before = termios.tcgetattr(follower)
-        self.follower = follower
-        self.shown = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "agentenv.cli", *arguments],
-            env=process_environment({**environment, "TERM": "xterm"}),
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-            start_new_session=True,
-        )
-
-    def type(self, text):
-        os.write(self.leader, text.encode())
-
-    def wait_for(self, pattern, deadline_s=20.0):
-        end = time.monotonic() + deadline_s
-        while not (found := re.search(pattern, self.shown)):
-            assert time.monotonic() < end, f"{pattern!r} did not appear in {self.shown!r}"
-            if select.select([self.leader], [], [], 0.1)[0]:
-                self.shown += os.read(self.leader, 65536).decode(errors="replace")
-        return found
-
-    def resize(self, rows, columns):
-        termios.tcsetwinsize(self.leader, (rows, columns))
-        os.kill(self.process.pid, signal.SIGWINCH)
-
-    def end(self):
-        code = self.process.wait(20)
-        restored = termios.tcgetattr(self.follower) == self.before
-        while select.select([self.leader], [], [], 0.2)[0]:
-            self.shown += os.read(self.leader, 65536).decode(errors="replace")
-        return code, restored
-
-
 @pytest.fixture
 def screen(guest):
     screens = []
@@ -238,11 +191,7 @@ def screen(guest):
 
     yield make
     for one in screens:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.wait(10)
-        os.close(one.leader)
-        os.close(one.follower)
+        one.close()
 
 
 def test_shell_runs_resizes_and_ends_with_its_code(guest, screen):

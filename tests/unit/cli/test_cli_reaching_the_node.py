@@ -66,6 +66,21 @@ def test_wrong_key_names_where_it_came_from(server, verb):
     assert "api-key" in result.stderr
 
 
+def test_auth_info_tells_node_and_key_but_not_the_key(server):
+    good = run("auth", "info", E2B_API_URL=server.url, E2B_API_KEY=KEY)
+    assert (good.exit_code, good.stderr) == (0, "the node takes this key\n")
+    assert server.url in good.stdout
+    assert "environment variable E2B_API_KEY" in good.stdout
+    assert KEY not in good.output
+    write_key()
+    as_json = run("auth", "info", "--json", E2B_API_URL=server.url)
+    assert json.loads(as_json.stdout).keys() == {"api", "sandboxes", "domain", "key"}
+    assert "api-key" in json.loads(as_json.stdout)["key"]
+    wrong = run("auth", "info", E2B_API_URL=server.url, E2B_API_KEY="e2b_" + "0" * 40)
+    assert wrong.exit_code == 1
+    assert "takes this key" not in wrong.output
+
+
 def test_url_that_is_none():
     result = run("ls", E2B_API_URL="localhost:3000", E2B_API_KEY=KEY)
     assert result.exit_code == 2

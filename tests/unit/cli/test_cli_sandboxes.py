@@ -4,7 +4,9 @@ import asyncio
 import json
 
 import pytest
+from click.testing import CliRunner
 
+from agentenv.cli.main import cli
 from agentenv.core.errors import Internal, LimitReached, StorageFull
 from agentenv.core.lifecycle import State
 from agentenv.core.model import LogEntry
@@ -57,6 +59,28 @@ def test_create_without_a_terminal_makes_nothing(aenv, server):
     assert (result.exit_code, result.stdout) == (2, "")
     assert "aenv create --detach" in result.stderr
     assert json.loads(aenv("ls", "--all", "--json").stdout) == []
+
+
+def test_info_for_people(aenv, server):
+    sandbox_id = aenv.start("-m", "who=me")
+    lines = dict(line.split(maxsplit=1) for line in aenv("info", sandbox_id).stdout.splitlines())
+    assert (lines["id"], lines["state"], lines["metadata"]) == (sandbox_id, "running", "who=me")
+    assert lines["template"].startswith("base (")
+    assert lines["machine"] == "1 CPU, 512 MiB memory, 8192 MiB disk"
+    assert lines["ends"].endswith("(in 4m)") or lines["ends"].endswith("(in 5m)")
+    assert "onTimeout=kill" in lines["lifecycle"]
+    aenv("pause", sandbox_id)
+    assert "ends" not in aenv("info", sandbox_id).stdout
+
+
+def test_ids_are_completed(aenv):
+    ids = {aenv.start(), aenv.start()}
+    words = {"COMP_WORDS": "aenv sandbox kill i", "COMP_CWORD": "3", "_AENV_COMPLETE": "bash_complete"}
+    shown = CliRunner().invoke(cli, [], env={**aenv.server.environment, **words}, prog_name="aenv").stdout
+    assert {line.partition(",")[2] for line in shown.splitlines()} == ids
+    nowhere = {**words, "E2B_API_URL": "http://127.0.0.1:9", "E2B_API_KEY": "e2b_00"}
+    silent = CliRunner().invoke(cli, [], env=nowhere, prog_name="aenv")
+    assert silent.output.strip() == ""
 
 
 def test_start_of_unknown_template(aenv):

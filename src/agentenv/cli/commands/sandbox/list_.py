@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 import click
 
-from agentenv.cli.output import duration, info, print_json, print_table
-from agentenv.cli.verb import format_option, metadata_filter_option, states_option, verb
-
-LIMIT = 1000
+from agentenv.cli.output import duration, info, limited, print_json, print_table
+from agentenv.cli.verb import LIST_LIMIT, format_option, metadata_filter_option, states_option, verb
 
 
 @verb("list", section="Sandboxes", aliases=("ls",))
@@ -21,7 +18,7 @@ LIMIT = 1000
 @click.option("--template", "-t", metavar="NAME", help="Only those started from this template (name or id).")
 @click.option("--started-after", metavar="TIME", help="Only those started at or after this time, e.g. 2026-01-31T12:00:00Z.")
 @click.option("--order", "-o", type=click.Choice(["asc", "desc"]), default="desc", show_default=True, help="By time of start.")
-@click.option("--limit", "-l", type=click.IntRange(0), default=LIMIT, show_default=True, metavar="N", help="At most N; 0 means all.")
+@click.option("--limit", "-l", type=click.IntRange(0), default=LIST_LIMIT, show_default=True, metavar="N", help="At most N; 0 means all.")
 @format_option("-f")
 def command(show_all: bool, states: str | None, limit: int, as_json: bool, **filters: Any) -> None:
     """List sandboxes, newest first."""
@@ -31,17 +28,14 @@ def command(show_all: bool, states: str | None, limit: int, as_json: bool, **fil
         raise click.UsageError("--all and --state exclude each other")
     wanted = states or ("running,paused" if show_all else "running")
     with Api() as api:
-        found = list(islice(api.sandboxes(wanted, **filters), limit + 1 if limit else None))
+        shown = [without_secrets(item) for item in limited(api.sandboxes(wanted, **filters), limit)]
         hidden = 0 if states or show_all or as_json else sum(1 for _ in api.sandboxes("paused", **filters))
-    shown = [without_secrets(item) for item in (found[:limit] if limit else found)]
     if as_json:
         print_json(shown)
     elif shown:
         now = datetime.now(UTC)
         header = ("ID", "TEMPLATE", "STATE", "AGE", "ENDS IN", "CPU", "MEMORY", "METADATA")
         print_table(header, [_row(item, now) for item in shown])
-    if len(found) > len(shown):
-        info(f"there are more than {limit}: --limit N shows more, --limit 0 all")
     if hidden:
         info(f"{hidden} paused {'sandbox is' if hidden == 1 else 'sandboxes are'} not shown; `aenv ls --all` shows all")
     elif not shown and not as_json:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from agentenv.cli.exits import CliError, Exit
-from agentenv.cli.output import clean, info, print_json_line, size
+from agentenv.cli.output import clean, info, print_json_line, size, when
 from agentenv.cli.verb import format_option, id_argument, verb
 
 POLL_S = 2.0
@@ -58,10 +58,9 @@ def _show(sample: dict[str, Any], as_json: bool) -> None:
         print_json_line(sample)
         return
     fields = (
-        f"{sample['timestamp']}",
+        when(sample["timestamp"]),
         f"CPU {sample['cpuUsedPct']:5.1f}% of {sample['cpuCount']}",
         f"memory {size(sample['memUsed']):>9} of {size(sample['memTotal'])}",
-        f"cache {size(sample['memCache']):>9}",
         f"disk {size(sample['diskUsed']):>9} of {size(sample['diskTotal'])}",
     )
     click.echo(clean("  ".join(fields)))

@@ -4,7 +4,7 @@ from agentenv.cli.verb import Group
 
 _NO_BUILDS = (
     "this version of AgentENV does not build templates",
-    "start from `base`, set the sandbox up, and go on from copies of it: `aenv fork`",
+    "start from `base`, set the sandbox up, and keep it as a template: `aenv snapshot create ID --name NAME`",
 )
 
 command = Group(
