@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from agentenv.api import errors
+from agentenv.api import errors, openapi
 from agentenv.api.auth import KeyRing, require_key
 from agentenv.api.context import ApiContext
 from agentenv.api.idempotency import IdempotencyCache
@@ -45,17 +45,19 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
         yield
         await creations.aclose()
 
-    # The generated pages are off: their request models would not say what `request_parts` really accepts.
+    # The framework's own pages are off: their request models would not say what `request_parts` really accepts; `openapi` does.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
     # The first three have literal paths that the others, in this order, would take for ids.
-    modules = (tags, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets)
+    modules = (tags, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets, openapi)
     keyed = [module.router for module in modules]
     for router in keyed:
         app.include_router(router, dependencies=[Depends(require_key)])
     app.include_router(volume_content.router)  # asks for the volume's own token
-    errors.install(app, [route for router in (health.router, volume_content.router, *keyed) for route in router.routes])
+    routes = [route for router in (health.router, volume_content.router, *keyed) for route in router.routes]
+    errors.install(app, routes)
+    openapi.install(app, routes)
     app.add_middleware(RawPath)
     app.add_middleware(RequestLog)
     return app

@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Never, TypeVar
 from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 from fastapi import Depends, Path
 from pydantic import BaseModel, ValidationError
@@ -27,6 +28,7 @@ BODY_DEADLINE_S = 60.0  # a caller that sends a body slower than this keeps a co
 _QUOTED_LIMIT = 80  # characters of an id that an error repeats
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+_body_models: WeakKeyDictionary[Callable[..., object], type[BaseModel]] = WeakKeyDictionary()  # what `json_body` made, for the document
 
 
 def sandbox_not_found(sandbox_id: str) -> NotFound:
@@ -78,7 +80,13 @@ def json_body(model: type[BodyT]) -> Callable[[Request, Context], Awaitable[Body
         except ValidationError as error:
             raise from_validation(error) from error
 
+    _body_models[parse] = model
     return parse
+
+
+def body_model(dependency: Callable[..., object]) -> type[BaseModel] | None:
+    """The model that a dependency made by `json_body` reads; None for any other."""
+    return _body_models.get(dependency)
 
 
 def _parse_json(raw: bytes) -> dict[str, Any]:

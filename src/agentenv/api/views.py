@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TypedDict
+
+from typing_extensions import TypedDict  # the document's models are made from these, which `typing`'s own allows from 3.12 on
 
 from agentenv.api.errors import error_body
 from agentenv.core.clock import rfc3339

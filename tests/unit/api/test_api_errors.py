@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from agentenv.api import openapi
 from agentenv.api.errors import error_table
 from agentenv.api.routes import health, lifecycle, logs, metrics, sandboxes, secrets, templates, unbuilt, volumes
 from agentenv.core.errors import AgentEnvError, Conflict, LimitReached, all_errors
@@ -16,7 +17,7 @@ from agentenv.testing.fake_orchestrator import FakeOrchestrator
 
 KEYED_ROUTES = [
     (method, route.path)
-    for module in (unbuilt, metrics, sandboxes, lifecycle, logs, templates, volumes, secrets)
+    for module in (unbuilt, metrics, sandboxes, lifecycle, logs, templates, volumes, secrets, openapi)
     for route in module.router.routes
     if isinstance(route, APIRoute)
     for method in sorted(route.methods)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse, Response
@@ -26,6 +26,10 @@ from agentenv.core.errors import Unsupported
 
 router = APIRouter()
 _SHORTEST_REFRESH_S = 15  # contract section 2.4
+_RUNS: dict[int | str, dict[str, Any]] = {
+    200: {"model": SandboxView, "description": "It ran already."},
+    201: {"model": SandboxView, "description": "It was paused and runs again."},
+}
 
 
 @router.delete("/sandboxes/{sandbox_id}", status_code=204)
@@ -44,14 +48,14 @@ async def pause(context: Context, sandbox_id: SandboxId, body: Annotated[PauseBo
     return Response(status_code=204)
 
 
-@router.post("/v2/sandboxes/{sandbox_id}/connect", response_model=None)
+@router.post("/v2/sandboxes/{sandbox_id}/connect", response_model=None, responses=_RUNS)
 async def connect(context: Context, sandbox_id: SandboxId, body: Annotated[ConnectBody, Depends(json_body(ConnectBody))]) -> JSONResponse:
     """Make it run and last at least the timeout: 200 when it ran, 201 when it was resumed."""
     require_memory(body.memory)
     return await _connect(context, sandbox_id, body.timeout_s)
 
 
-@router.post("/sandboxes/{sandbox_id}/connect", response_model=None)
+@router.post("/sandboxes/{sandbox_id}/connect", response_model=None, responses=_RUNS)
 async def connect_v1(
     context: Context, sandbox_id: SandboxId, body: Annotated[ConnectBodyV1, Depends(json_body(ConnectBodyV1))]
 ) -> JSONResponse:
