@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: help setup quickstart test lint bench lab docs
+.PHONY: help setup quickstart test conformance lint bench lab docs
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ quickstart: setup ## Set up everything, then run a sandbox's whole life through 
 test: setup ## All tests: native, unit, and end to end on real microVMs
 	cd native && cargo test --locked --workspace
 	$(PY) -m pytest tests $(PYTEST_ARGS)
+
+conformance: setup ## Every scenario with every official client, old and new; writes docs/conformance.md
+	AENV_CONFORMANCE=all $(PY) -m pytest tests/conformance $(PYTEST_ARGS)
+	$(PY) tools/gen_docs.py
 
 lint: setup ## ruff, mypy, import-linter, rustfmt, clippy, freshness of generated pages
 	$(VENV)/bin/ruff check .

@@ -1,9 +1,59 @@
-"""For every test: the signals a person's terminal would give. A run started by nohup or in the background ignores some."""
+"""For every test: the signals a person's terminal would give, and the one real node of a run.
+
+The real node is server, blockd, QEMU guests and the official clients, on this machine. It keeps its downloads and its base template
+in one home between runs (`AENV_TEST_HOME`), so that only the first run pays for them; with `AENV_TEST_RUN` and `AENV_TEST_POOL_CIDR`
+set too, two checkouts can run side by side. A missing prerequisite fails; nothing is skipped. After the last test the machine is
+searched for remains.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+from collections.abc import Iterator
 
+import pytest
+from e2e_node import HOME, POOL_CIDR, RUN, Node, free_port, remains
+
+# A run started by nohup or in the background ignores some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _ignored in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(_ignored, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Node]:
+    """The node of this run; brought down and searched for remains in the end."""
+    assert os.geteuid() == 0, "end-to-end tests need root (namespaces, FUSE, tap devices)"
+    port = free_port()
+    environment = os.environ | {
+        "AENV_NODE_HOME": str(HOME),
+        "AENV_NODE_RUN": str(RUN),
+        "AENV_NETWORK_POOL_CIDR": POOL_CIDR,
+        "AENV_LIMITS_LAYERS_IN_CHAIN": "5",  # so that ten cycles meet merged chains, too
+        "NO_COLOR": "1",
+    }
+    subject = Node(port, environment, {})
+    subject.aenv("down", "--kill", timeout=300)
+    assert remains() == {}, "remains of an earlier run could not be removed"
+    subject.up()
+    subject.variables = json.loads(subject.aenv("env", "--json").stdout)
+    yield subject
+    subject.aenv("down", "--kill", timeout=300)
+    left = remains()
+    assert left == {}, f"left on the machine: {left}"
+    kept = HOME / "layers"
+    assert kept.is_dir()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failed test keeps the server's and blockd's last log lines in its report."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed and report.when == "call":
+        for name in ("server.log", "blockd.log"):
+            log = HOME / "log" / name
+            if log.exists():
+                report.sections.append((f"end of {name}", "\n".join(log.read_text(errors="replace").splitlines()[-60:])))

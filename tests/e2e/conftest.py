@@ -1,44 +1,12 @@
-"""A real node for the tests here: server, blockd, QEMU guests and the official SDK, on this machine.
-
-The node keeps its downloads and its base template in one home between runs (`AENV_TEST_HOME`), so that only the first run
-pays for them; with `AENV_TEST_RUN` and `AENV_TEST_POOL_CIDR` set too, two checkouts can run side by side. A missing
-prerequisite fails; nothing is skipped. After the last test the machine is searched for remains.
-"""
+"""Fixtures of the end-to-end tests beside the shared `node` (see `tests/conftest.py`)."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from e2e_node import HOME, POOL_CIDR, RUN, Node, free_port, remains
-
-
-@pytest.fixture(scope="session")
-def node() -> Iterator[Node]:
-    """The node of this run; brought down and searched for remains in the end."""
-    assert os.geteuid() == 0, "end-to-end tests need root (namespaces, FUSE, tap devices)"
-    port = free_port()
-    environment = os.environ | {
-        "AENV_NODE_HOME": str(HOME),
-        "AENV_NODE_RUN": str(RUN),
-        "AENV_NETWORK_POOL_CIDR": POOL_CIDR,
-        "AENV_LIMITS_LAYERS_IN_CHAIN": "5",  # so that ten cycles meet merged chains, too
-        "NO_COLOR": "1",
-    }
-    subject = Node(port, environment, {})
-    subject.aenv("down", "--kill", timeout=300)
-    assert remains() == {}, "remains of an earlier run could not be removed"
-    subject.up()
-    subject.variables = json.loads(subject.aenv("env", "--json").stdout)
-    yield subject
-    subject.aenv("down", "--kill", timeout=300)
-    left = remains()
-    assert left == {}, f"left on the machine: {left}"
-    kept = HOME / "layers"
-    assert kept.is_dir()
+from e2e_node import Node
 
 
 @pytest.fixture
@@ -49,18 +17,6 @@ def sandbox(node: Node) -> Iterator[Any]:
     made = Sandbox.create("base", timeout=600, **node.options)
     yield made
     made.kill()
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failed test keeps the server's and blockd's last log lines in its report."""
-    outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.failed and report.when == "call":
-        for name in ("server.log", "blockd.log"):
-            log = HOME / "log" / name
-            if log.exists():
-                report.sections.append((f"end of {name}", "\n".join(log.read_text(errors="replace").splitlines()[-60:])))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

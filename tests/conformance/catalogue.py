@@ -1,0 +1,116 @@
+"""What is tried with which client: the one list of scenarios, and the releases of the official clients.
+
+A scenario is a name and a sentence; each client's own script implements it under that name, as far as the release can do it.
+Releases are pinned: the oldest that still installs, about one per half year, and the newest. `fast` ones are part of `make test`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+EVERYTHING = os.environ.get("AENV_CONFORMANCE") == "all"  # every client, and results for the docs; else the fast ones
+
+SCENARIOS: dict[str, str] = {
+    "create_and_kill": "create with a timeout, answer, kill; killed twice is told",
+    "command_result": "output, errors and exit code of a command; its folder, user and variables",
+    "background_command": "start, list, follow and kill a command",
+    "standard_input": "feed a running command, and end its input",
+    "reattach": "follow a running command from a second client",
+    "command_timeout": "a command over its time is ended, the sandbox is not",
+    "big_output": "two million bytes of output arrive whole",
+    "environment": "variables of the sandbox and of one command",
+    "file_contents": "write and read text, bytes and streams; parents are made; odd names",
+    "many_files": "several files in one call",
+    "file_tree": "make, list, look up, rename and remove; what is missing is told",
+    "file_details": "mode, owner, size, links; user metadata on files",
+    "compressed_files": "the same bytes with gzip both ways",
+    "watch_folder": "changes in a folder are told, in sub-folders too when asked",
+    "terminal": "a terminal: size, input, resize, end",
+    "terminal_reattach": "a terminal goes on for a second client",
+    "git": "a repository's life: init, commit, branches, remote, clone, push, pull",
+    "connect": "a second client reaches the sandbox by its id; its life is only extended",
+    "list_and_filter": "lists by metadata and state, page by page",
+    "details": "what the API tells of a sandbox",
+    "set_timeout": "a new timeout counts from now; zero ends it",
+    "pause_and_resume": "memory, processes, id and token survive; while paused nothing answers",
+    "pause_at_timeout": "at its timeout it pauses and can be brought back",
+    "auto_resume": "a paused sandbox wakes when it is used",
+    "fork": "copies go on from the same instant and diverge",
+    "metrics": "what it used, within half a minute",
+    "ports": "a server in the sandbox is reached by host or header; a closed port is told",
+    "kill_during_command": "who waits for a command is told that the sandbox ended",
+    "idempotent_create": "a creation asked for twice under one key is made once",
+    "errors": "a wrong key, an unknown template and an unknown sandbox are told apart",
+    "secrets": "a secret is stored, listed and replaced; its value never comes back",
+}
+
+Kind = Literal["python", "python-async", "javascript", "cli", "interpreter-python", "interpreter-javascript"]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One release of one official client. `domain` ones know no other way to a server than a domain with TLS."""
+
+    kind: Kind
+    package: str
+    version: str
+    fast: bool = False
+    domain: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the results and the tests call it."""
+        return f"{self.package} {self.version}{_SUFFIX[self.kind]}"
+
+    @property
+    def folder(self) -> str:
+        """Where it is installed, below the folder of clients; both Python kinds share one."""
+        ecosystem = "npm" if self.kind in ("javascript", "cli", "interpreter-javascript") else "pypi"
+        return f"{ecosystem}-{self.package.replace('@', '').replace('/', '-')}-{self.version}"
+
+
+_SUFFIX: dict[Kind, str] = {
+    "python": " (Python)",
+    "python-async": " (Python, async)",
+    "javascript": " (JavaScript)",
+    "cli": "",
+    "interpreter-python": " (Python)",
+    "interpreter-javascript": " (JavaScript)",
+}
+
+NEWEST_PYTHON = "2.63.0"
+NEWEST_JAVASCRIPT = "2.51.0"
+
+CLIENTS: tuple[Client, ...] = (
+    Client("python", "e2b", "1.0.0", domain=True),
+    Client("python", "e2b", "1.5.6", domain=True),
+    Client("python", "e2b", "2.3.6", domain=True),
+    Client("python", "e2b", "2.20.3"),
+    Client("python", "e2b", "2.45.1"),
+    Client("python", "e2b", NEWEST_PYTHON, fast=True),
+    Client("python-async", "e2b", "2.45.1"),
+    Client("python-async", "e2b", NEWEST_PYTHON),
+    Client("javascript", "e2b", "2.45.0"),
+    Client("javascript", "e2b", NEWEST_JAVASCRIPT, fast=True),
+)
+
+# Of these, introspection tells whether every public method is called.
+NEWEST_CLIENTS = tuple(client for client in CLIENTS if client.version in (NEWEST_PYTHON, NEWEST_JAVASCRIPT))
+
+# What `make test` tries with JavaScript: one scenario of each kind of call.
+FAST_JAVASCRIPT = (
+    "create_and_kill",
+    "command_result",
+    "standard_input",
+    "file_contents",
+    "watch_folder",
+    "terminal",
+    "connect",
+    "list_and_filter",
+    "pause_and_resume",
+    "fork",
+    "kill_during_command",
+    "errors",
+)

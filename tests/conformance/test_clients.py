@@ -1,0 +1,44 @@
+"""Unchanged releases of the official clients, old and new, through the scenarios of the catalogue."""
+
+from __future__ import annotations
+
+import pytest
+from catalogue import CLIENTS, EVERYTHING, NEWEST_CLIENTS, SCENARIOS, Client
+from runner import Runs
+
+CHOSEN = [client for client in CLIENTS if EVERYTHING or client.fast]
+
+
+@pytest.mark.timeout(3600)  # of all scenarios together; each has its own deadline
+@pytest.mark.parametrize("client", CHOSEN, ids=lambda client: client.name)
+def test_client(client: Client, run_of: Runs):
+    outcomes = run_of(client).outcomes
+    assert outcomes, "the client told nothing"
+    failed = [f"{outcome.scenario}:\n{outcome.detail}" for outcome in outcomes if outcome.outcome == "fail"]
+    assert not failed, "\n\n".join(failed)
+    assert sum(outcome.outcome == "pass" for outcome in outcomes) >= 10
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("client", [client for client in CHOSEN if client in NEWEST_CLIENTS], ids=lambda client: client.name)
+def test_every_public_method_is_called(client: Client, run_of: Runs):
+    """A new release's new method shows up here; `UNREACHED` names the few that have nothing to act on yet."""
+    recorded = run_of(client)
+    if EVERYTHING or client.kind != "javascript":  # the fast JavaScript run is a part of the scenarios only
+        assert len(recorded.public) > 70
+        assert sorted(set(recorded.public) - set(recorded.called)) == UNREACHED.get(client.kind, [])
+
+
+UNREACHED: dict[str, list[str]] = {}
+
+
+def test_the_newest_clients_know_every_scenario(run_of: Runs):
+    """A scenario that no newest client implements would be a row of nothing."""
+    known = {
+        outcome.scenario
+        for client in CHOSEN
+        if client in NEWEST_CLIENTS
+        for outcome in run_of(client).outcomes
+        if outcome.outcome == "pass"
+    }
+    assert known == set(SCENARIOS)
