@@ -38,11 +38,13 @@ SCENARIOS: dict[str, str] = {
     "pause_at_timeout": "at its timeout it pauses and can be brought back",
     "auto_resume": "a paused sandbox wakes when it is used",
     "fork": "copies go on from the same instant and diverge",
+    "snapshot": "a named snapshot: create from it, list it, delete it twice",
     "metrics": "what it used, within half a minute",
     "ports": "a server in the sandbox is reached by host or header; a closed port is told",
     "kill_during_command": "who waits for a command is told that the sandbox ended",
     "idempotent_create": "a creation asked for twice under one key is made once",
     "errors": "a wrong key, an unknown template and an unknown sandbox are told apart",
+    "templates": "whether a template exists, and its tags",
     "secrets": "a secret is stored, listed and replaced; its value never comes back",
 }
 

@@ -227,7 +227,7 @@ async function volumes({ e2b }) {
 
 async function secrets({ e2b }) {
   need(e2b, 'Secret')
-  const name = `CONFORMANCE_${randomUUID().slice(0, 8).toUpperCase()}`
+  const name = `conformance_${randomUUID().slice(0, 8)}`
   const made = await e2b.Secret.create(name, 'first value')
   assert.equal(JSON.stringify(made).includes('first value'), false)
   assert.equal(await e2b.Secret.exists(name), true)

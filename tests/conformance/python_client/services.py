@@ -78,7 +78,7 @@ async def volumes(sdk):
 async def secrets(sdk):
     if sdk.Secret is None:
         raise Absent("no Secret")
-    name = f"CONFORMANCE_{uuid.uuid4().hex[:12].upper()}"
+    name = f"conformance_{uuid.uuid4().hex[:12]}"
     made = await value(sdk.Secret.create(name, "first value", metadata={"for": "a test"}))
     try:
         assert "first value" not in repr(made)
