@@ -16,7 +16,7 @@ from agentenv.proxy.limits import CHUNK_LINE_BYTES_MAX, TRAILER_BYTES_MAX
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[\t\x20-\x7e\x80-\xff]*\r\n")
-_FORBIDDEN_TRAILERS = frozenset(
+FORBIDDEN_TRAILERS = frozenset(
     (b"content-length", b"transfer-encoding", b"host", b"connection", b"trailer", b"upgrade", b"e2b-sandbox-id", b"e2b-sandbox-port")
 )
 
@@ -76,9 +76,9 @@ class UntilCloseBody:
 
 
 class ChunkScanner:
-    """A chunked body, its trailers included."""
+    """A chunked body, its trailers included; `trailers` are bounded like its lines."""
 
-    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "done")
+    __slots__ = ("_left", "_line", "_state", "_trailer_bytes", "done", "trailers")
 
     def __init__(self) -> None:
         self._state = _SIZE
@@ -86,6 +86,7 @@ class ChunkScanner:
         self._line = b""
         self._trailer_bytes = 0
         self.done = False
+        self.trailers: list[tuple[bytes, bytes]] = []
 
     def take(self, data: bytes, payload: list[bytes] | None = None) -> int:
         """See `BodyScanner.take`."""
@@ -158,5 +159,7 @@ class ChunkScanner:
         match = _TRAILER_LINE.fullmatch(line)
         if match is None:
             raise FramingError("a trailer line is malformed")
-        if match[1].lower() in _FORBIDDEN_TRAILERS:
+        name = match[1].lower()
+        if name in FORBIDDEN_TRAILERS:
             raise FramingError(f"the field {match[1].decode()} is not allowed in trailers")
+        self.trailers.append((name, line.partition(b":")[2].strip()))

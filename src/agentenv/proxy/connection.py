@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, cast
 from agentenv.proxy import pages
 from agentenv.proxy.chunked import FramingError
 from agentenv.proxy.exchange import Exchange
-from agentenv.proxy.heads import HeadError, RequestHead, has_bare_line_feed, parse_request
+from agentenv.proxy.heads import HeadError, RequestHead, ResponseHead, client_response_head, has_bare_line_feed, parse_request
+from agentenv.proxy.http2 import Http2Connection
+from agentenv.proxy.http2_library import PREFACE
 from agentenv.proxy.limits import HEAD_BYTES_MAX, PENDING_BYTES_MAX, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
 from agentenv.proxy.routes import ProxyRefusal, SandboxTarget
 
@@ -37,6 +39,7 @@ class ClientConnection(asyncio.Protocol):
         "_advancing",
         "_closing",
         "_closing_since",
+        "_first",
         "_head_since",
         "_queued_bytes",
         "_reading",
@@ -49,6 +52,7 @@ class ClientConnection(asyncio.Protocol):
         "pending",
         "proto",
         "server",
+        "takes_chunks",
         "transport",
         "write",
         "write_paused",
@@ -63,10 +67,12 @@ class ClientConnection(asyncio.Protocol):
         self.host = ""
         self.host_bytes = b"unknown"
         self.proto = b"http"
+        self.takes_chunks = True
         self.last_moved = server.now
         self._advancing = False
         self._closing = False
         self._closing_since = 0.0
+        self._first = True
         self._head_since = server.now
         self._queued_bytes = 0
         self._reading = True
@@ -83,11 +89,14 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(peer, tuple):
             self.host = str(peer[0])
             self.host_bytes = self.host.encode("latin-1")
-        if transport.get_extra_info("ssl_object") is not None:
+        ssl_object = transport.get_extra_info("ssl_object")
+        if ssl_object is not None:
             self.proto = b"https"
         if not self.server.admit(self):
             self.write(pages.render(pages.plain(503, "The proxy has too many client connections", retryable=True), None, close=True))
             self._close_gracefully()
+        elif ssl_object is not None and ssl_object.selected_alpn_protocol() == "h2":
+            self._become_http2()
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""
@@ -146,11 +155,18 @@ class ClientConnection(asyncio.Protocol):
                 pass
         finally:
             self._advancing = False
-        self.update_reading()
+        if not self._closing:
+            self.update_reading()
 
     def _next_request(self) -> bool:
         """Take one head off the pending bytes and start its exchange; false if there is no whole head yet."""
         head: RequestHead | None = None
+        if self._first and self.pending.startswith(b"PRI"):
+            if self.pending.startswith(PREFACE):
+                self._become_http2()
+                return False
+            if PREFACE.startswith(self.pending):
+                return False
         try:
             data = self._next_head()
             if not data:
@@ -183,7 +199,17 @@ class ClientConnection(asyncio.Protocol):
             return b""
         self.pending = data[end:]
         self._scanned = 0
+        self._first = False
         return data[:end]
+
+    def _become_http2(self) -> None:
+        """The client has chosen HTTP/2, by ALPN or by its first bytes (RFC 9113 section 3): another protocol takes the transport."""
+        data, self.pending = self.pending, b""
+        self._closing = True
+        taken_over = Http2Connection(self.server, self.transport, self.host, self.proto)
+        self.server.replace(self, taken_over)
+        if data:
+            taken_over.data_received(data)
 
     def _start(self, head: RequestHead, target: SandboxTarget | None) -> None:
         self.server.total_requests += 1
@@ -231,6 +257,10 @@ class ClientConnection(asyncio.Protocol):
 
     # Flow and ends
 
+    def response_head(self, head: ResponseHead, connection: bytes, *, chunked: bool, with_length: bool) -> bytes:
+        """The bytes of a response head."""
+        return client_response_head(head, connection, chunked=chunked, with_length=with_length)
+
     def update_reading(self) -> None:
         """Read from the client if, and only if, there is room for what it sends."""
         if self.eof or self.transport.is_closing():
@@ -276,6 +306,11 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     # Deadlines
+
+    @property
+    def active_exchanges(self) -> int:
+        """Requests under way."""
+        return self.exchange is not None
 
     @property
     def unwatched_fd(self) -> int:

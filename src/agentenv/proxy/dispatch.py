@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.proxy import pages
@@ -62,14 +63,16 @@ class Dispatcher:
             raise pages.sandbox_not_found(target.sandbox_id)
         check_traffic_token(target, info, route.traffic_token)
 
-    def take_kept(self, target: SandboxTarget | None, route: Route) -> UpstreamConnection | None:
-        """A kept connection to the route, marked as such, or None."""
-        kept = self._pool.take(_key(target, route))
+    def take_kept(self, target: SandboxTarget | None, route: Route, kind: type[UpstreamConnection]) -> UpstreamConnection | None:
+        """A kept connection of that kind to the route, marked as such, or None."""
+        kept = self._pool.take(_key(target, route, kind))
         if kept is not None:
             kept.reused = True
         return kept
 
-    async def dial(self, target: SandboxTarget | None, route: Route, on_closed: Callable[[], None]) -> UpstreamConnection:
+    async def dial(
+        self, target: SandboxTarget | None, route: Route, on_closed: Callable[[], None], kind: type[UpstreamConnection]
+    ) -> UpstreamConnection:
         """A new connection, owned by the caller. `on_closed` runs if the sandbox's run ends meanwhile. Raises ProxyRefusal."""
         limit = self._settings.connections_per_sandbox
         if target is not None and len(route.closed) >= limit:
@@ -77,7 +80,8 @@ class Dispatcher:
         route.closed.subscribe(on_closed)
         try:
             delays = API_DIAL_DELAYS_MS if target is None else DIAL_DELAYS_MS
-            return await open_upstream(_key(target, route), route, self._pool, delays, self._settings.dial_timeout_s)
+            make = partial(kind, _key(target, route, kind), route, self._pool)
+            return await open_upstream(make, route, delays, self._settings.dial_timeout_s)
         except OSError as error:
             if target is None:
                 raise pages.api_down() from error
@@ -96,5 +100,5 @@ def refusal_for(error: Exception) -> ProxyRefusal:
     return pages.plain(500, "The proxy could not route the request; see the server log")
 
 
-def _key(target: SandboxTarget | None, route: Route) -> Hashable:
-    return API_KEY if target is None else (route.closed, target.port)
+def _key(target: SandboxTarget | None, route: Route, kind: type[UpstreamConnection]) -> Hashable:
+    return API_KEY if target is None else (route.closed, target.port, kind)

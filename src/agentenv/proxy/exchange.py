@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from agentenv.proxy import pages
 from agentenv.proxy.chunked import BodyScanner, ChunkScanner, FramingError, LengthBody, UntilCloseBody
@@ -21,7 +21,6 @@ from agentenv.proxy.heads import (
     HeadError,
     RequestHead,
     ResponseHead,
-    client_response_head,
     has_bare_line_feed,
     parse_response,
     upstream_request_head,
@@ -31,13 +30,53 @@ from agentenv.proxy.routes import ENVD_PORT, ProxyRefusal, RequestInfo, Route, S
 from agentenv.proxy.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
-    from agentenv.proxy.connection import ClientConnection
+    from agentenv.proxy.server import ProxyServer
 
 _HTTP = b"HTTP/1."
 
 
+class Client(Protocol):
+    """Where a request comes from: an HTTP/1.1 connection, or one stream of an HTTP/2 connection."""
+
+    server: ProxyServer
+    exchange: Exchange | None
+    host: str
+    host_bytes: bytes
+    proto: bytes
+    takes_chunks: bool
+    """Whether `write` may be given chunked bytes; else it gets the content alone."""
+    pending: bytes
+    """What has arrived and was not taken yet."""
+    write_paused: bool
+    eof: bool
+    last_moved: float
+
+    def response_head(self, head: ResponseHead, connection: bytes, *, chunked: bool, with_length: bool) -> bytes:
+        """The bytes of a head, to be written together with what follows; empty if the head has been sent in another way."""
+
+    def write(self, data: bytes) -> None:
+        """Send, or queue and ask the upstream to wait."""
+
+    def write_eof(self) -> None:
+        """Shut the sending side of a tunnel."""
+
+    def update_reading(self) -> None:
+        """Take more from the client if, and only if, there is room for it."""
+
+    def refuse(self, exchange: Exchange, refusal: ProxyRefusal, keep_alive: bool = True) -> None:
+        """Answer in the upstream's place and end the exchange."""
+
+    def exchange_done(self, keep_alive: bool) -> None:
+        """The exchange has written its last byte."""
+
+    def abort(self, reset: bool) -> None:
+        """End the response such that the client sees it broken."""
+
+
 class Exchange:
-    """See the module. Made by `ClientConnection` for each request; `start` sets it off."""
+    """See the module. Made by the client's side for each request; `start` sets it off."""
+
+    upstream_kind: ClassVar[type[UpstreamConnection]] = UpstreamConnection
 
     __slots__ = (
         "_answered",
@@ -60,7 +99,7 @@ class Exchange:
         "upstream",
     )
 
-    def __init__(self, client: ClientConnection, head: RequestHead, target: SandboxTarget | None) -> None:
+    def __init__(self, client: Client, head: RequestHead, target: SandboxTarget | None) -> None:
         self.client = client
         self.head = head
         self.target = target
@@ -92,7 +131,7 @@ class Exchange:
         route = server.dispatcher.route_now(self.target, RequestInfo(self.head, self.client.host))
         if route is not None:
             self._route = route
-            kept = server.dispatcher.take_kept(self.target, route)
+            kept = server.dispatcher.take_kept(self.target, route, self.upstream_kind)
             if kept is not None:
                 self._attach(kept)
                 return
@@ -106,9 +145,9 @@ class Exchange:
             if route is None:
                 assert self.target is not None
                 route = self._route = await dispatcher.route_later(self.target, RequestInfo(self.head, self.client.host))
-                upstream = dispatcher.take_kept(self.target, route)
+                upstream = dispatcher.take_kept(self.target, route, self.upstream_kind)
             if upstream is None:
-                upstream = await dispatcher.dial(self.target, route, self.run_ended)
+                upstream = await dispatcher.dial(self.target, route, self.run_ended, self.upstream_kind)
         except Exception as error:  # noqa: BLE001 - whatever the route table raises becomes an answer
             self._task = None
             self._refuse(refusal_for(error))
@@ -246,7 +285,7 @@ class Exchange:
                 self._begin_response(head, buffer)
                 return
             if self.head.minor_version == 1:
-                self.client.write(client_response_head(head, b"", chunked=False, with_length=False))
+                self.client.write(self.client.response_head(head, b"", chunked=False, with_length=False))
         self._buffer = buffer
 
     def _begin_response(self, head: ResponseHead, rest: bytes) -> None:
@@ -256,7 +295,7 @@ class Exchange:
             body = None
         elif head.chunked:
             body = ChunkScanner()
-            self._decode = not modern
+            self._decode = not (modern and client.takes_chunks)
         elif head.content_length is not None:
             body = LengthBody(head.content_length)
         else:
@@ -268,7 +307,7 @@ class Exchange:
         self.response_body = body
         self._client_keep_alive = keep_alive
         self._upstream_keep_alive = head.keep_alive and not isinstance(body, UntilCloseBody)
-        out = client_response_head(head, connection, chunked=head.chunked and modern and head.status != 204, with_length=head.status != 204)
+        out = client.response_head(head, connection, chunked=head.chunked and modern and head.status != 204, with_length=head.status != 204)
         if body is None:
             client.write(out)
             self._finish(tidy=not rest)
@@ -321,7 +360,7 @@ class Exchange:
         self.tunnel = self.response_started = True
         self._buffer = b""
         client.server.count("tunnel")
-        client.write(client_response_head(head, b"Upgrade", chunked=False, with_length=False) + rest)
+        client.write(client.response_head(head, b"Upgrade", chunked=False, with_length=False) + rest)
         if client.pending:
             upstream.write(client.pending)
             client.pending = b""

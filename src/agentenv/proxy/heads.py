@@ -36,7 +36,7 @@ _NOTED = frozenset(
     (b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"te", b"e2b-sandbox-id", b"e2b-sandbox-port")
 )
 _SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"e2b-sandbox-id", b"e2b-sandbox-port"))
-_HOP_BY_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     (
         b"connection",
         b"keep-alive",
@@ -48,7 +48,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_REWRITTEN = _HOP_BY_HOP | {b"host"}
+_REWRITTEN = HOP_BY_HOP | {b"host"}
 _FORWARDED = frozenset((b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"forwarded"))
 _NEVER_LISTED = frozenset((b"host", b"content-length", b"transfer-encoding", b"close", b"keep-alive", b"upgrade", b"te"))
 _IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"))
@@ -147,6 +147,11 @@ def _collect(parser_class: type[HttpRequestParser] | type[HttpResponseParser], d
     return sink.fields
 
 
+def valid_host(value: bytes) -> bool:
+    """Whether `value` is a host name or address, with or without a port."""
+    return _HOST.fullmatch(value) is not None
+
+
 def has_bare_line_feed(data: bytes | bytearray, start: int) -> bool:
     """Whether a head in progress already holds a line end that is not CRLF, so that waiting for its end is pointless."""
     return _BARE_LF.search(data, max(0, start - 1)) is not None
@@ -174,14 +179,15 @@ def parse_request(data: bytes) -> RequestHead:
     minor = 1 if line[4] == b"1" else 0
     fields = _collect(HttpRequestParser, data, 400)
     head = RequestHead(method=line[1], target=line[2], minor_version=minor, fields=fields, keep_alive=minor == 1)
-    _note_request_fields(head)
+    note_request_fields(head)
     _set_target(head)
     if minor == 1 and not head.host:
         raise HeadError(400, "Host is missing")
     return head
 
 
-def _note_request_fields(head: RequestHead) -> None:
+def note_request_fields(head: RequestHead) -> None:
+    """Take what the proxy acts on from the fields, and refuse fields that contradict each other. Raises HeadError."""
     seen: set[bytes] = set()
     connection: list[bytes] = []
     upgrade = b""
@@ -327,7 +333,7 @@ def client_response_head(head: ResponseHead, connection: bytes, *, chunked: bool
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     listed = head.listed
     for lower, name, value in head.fields:
-        if lower in _HOP_BY_HOP or lower in listed:
+        if lower in HOP_BY_HOP or lower in listed:
             continue
         if lower == b"content-length":
             continue

@@ -38,6 +38,20 @@ API_DIAL_DELAYS_MS: Final = (10, 40)
 LAST_GASP_BYTES_MAX: Final = 64 * KIB
 """What is read from an upstream that died while we wrote to it: room for one early answer."""
 
+HTTP2_STREAMS_MAX: Final = 100
+"""Streams of one HTTP/2 connection at a time: what RFC 9113 section 6.5.2 recommends as the least."""
+HTTP2_WINDOW_BYTES: Final = 256 * KIB
+"""What a peer may send on a stream before we have passed it on."""
+HTTP2_CONNECTION_WINDOW_BYTES: Final = 1024 * KIB
+"""The same for a whole connection; given back as it arrives, because every stream is held by its own window."""
+HTTP2_STREAM_BUFFER_BYTES: Final = 64 * KIB
+"""What waits on one stream for the peer's window before the other side is paused."""
+HTTP2_CONTROL_BYTES_MAX: Final = 2048 * KIB
+"""Unsent bytes on a connection, far above what data may make up: beyond it a peer floods us and reads no answers."""
+HTTP2_RESETS_MAX: Final = 200
+"""Streams that may be reset within `HTTP2_RESETS_WINDOW_S` on one connection: opening and resetting costs a peer nothing, us a dial."""
+HTTP2_RESETS_WINDOW_S: Final = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:

@@ -86,40 +86,41 @@ def from_error(error: AgentEnvError, sandbox_id: str) -> ProxyRefusal:
 
 
 def wants_html(head: RequestHead | None) -> bool:
-    """Whether a person looks at the answer: a browser that asks for HTML, and not a script in it (contract section 1.6)."""
-    if head is None or head.get(b"sec-fetch-mode") is not None:
+    """Whether a person looks at the answer: a browser that opens a page, and not a script in it (contract section 1.6)."""
+    if head is None or head.get(b"sec-fetch-mode") not in (None, b"navigate"):
         return False
     accept = (head.get(b"accept") or b"").lower()
     return b"text/html" in accept and b"application/json" not in accept and b"mozilla" in (head.get(b"user-agent") or b"").lower()
 
 
-def render(refusal: ProxyRefusal, head: RequestHead | None, close: bool) -> bytes:
-    """The whole response. `head` is the request, None if it could not be parsed."""
+def content(refusal: ProxyRefusal, head: RequestHead | None) -> tuple[list[tuple[str, str]], bytes]:
+    """Header fields and body of the response, whatever its framing. `head` is the request, None if it could not be parsed."""
     if wants_html(head):
         content_type, body = "text/html; charset=utf-8", _page(refusal).encode()
     else:
         content_type, body = "application/json", json.dumps(refusal.body, separators=(",", ":"), ensure_ascii=False).encode()
+    fields = [("Content-Type", content_type), ("Content-Length", str(len(body))), ("Cache-Control", "no-store")]
+    if not refusal.retryable:
+        fields.append(("Should-Retry", "false"))
+    if refusal.status == 405:
+        fields.append(("Allow", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"))
+    fields += refusal.headers
+    return fields, b"" if head is not None and head.method == b"HEAD" else body
+
+
+def render(refusal: ProxyRefusal, head: RequestHead | None, close: bool) -> bytes:
+    """The whole response in HTTP/1.1."""
     try:
         reason = HTTPStatus(refusal.status).phrase
     except ValueError:
         reason = "Error"
-    lines = [
-        f"HTTP/1.1 {refusal.status} {reason}",
-        f"Content-Type: {content_type}",
-        f"Content-Length: {len(body)}",
-        "Cache-Control: no-store",
-    ]
-    if not refusal.retryable:
-        lines.append("Should-Retry: false")
-    if refusal.status == 405:
-        lines.append("Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
-    lines += [f"{name}: {value}" for name, value in refusal.headers]
+    fields, body = content(refusal, head)
     if close:
-        lines.append("Connection: close")
+        fields.append(("Connection", "close"))
     elif head is not None and head.minor_version == 0:
-        lines.append("Connection: keep-alive")
-    response = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
-    return response if head is not None and head.method == b"HEAD" else response + body
+        fields.append(("Connection", "keep-alive"))
+    lines = [f"HTTP/1.1 {refusal.status} {reason}", *(f"{name}: {value}" for name, value in fields)]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
 def _page(refusal: ProxyRefusal) -> str:

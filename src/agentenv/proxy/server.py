@@ -26,6 +26,7 @@ from agentenv.host.listeners import describe_holder
 from agentenv.proxy.connection import ClientConnection
 from agentenv.proxy.dispatch import Dispatcher
 from agentenv.proxy.guard import EnvdPathGuard
+from agentenv.proxy.http2 import Http2Connection
 from agentenv.proxy.limits import LISTEN_BACKLOG, ProxySettings
 from agentenv.proxy.pool import UpstreamPool
 from agentenv.proxy.routes import CloseSignal, Route, RouteTable, TargetParser
@@ -63,7 +64,7 @@ class ProxyServer:
         sockets = [api_socket] if isinstance(api_socket, Path) else list(api_socket)
         self._api_sockets = itertools.cycle(sockets)
         self.dispatcher = Dispatcher(route_table, Route(self._dial_api, CloseSignal()), self.pool, self.settings)
-        self._connections: set[ClientConnection] = set()
+        self._connections: set[ClientConnection | Http2Connection] = set()
         self._empty = asyncio.Event()
         self._total_connections = 0
         self._outcomes: dict[str, int] = {}
@@ -119,7 +120,7 @@ class ProxyServer:
         """A snapshot of the counters."""
         return ProxyStats(
             active_connections=len(self._connections),
-            active_exchanges=sum(connection.exchange is not None for connection in self._connections),
+            active_exchanges=sum(connection.active_exchanges for connection in self._connections),
             idle_upstreams=len(self.pool),
             total_connections=self._total_connections,
             total_requests=self.total_requests,
@@ -139,7 +140,14 @@ class ProxyServer:
         self._connections.add(connection)
         return admitted
 
-    def forget(self, connection: ClientConnection) -> None:
+    def replace(self, connection: ClientConnection, successor: Http2Connection) -> None:
+        """A client connection goes on in another protocol."""
+        self._connections.discard(connection)
+        self._connections.add(successor)
+        if self.closing:
+            successor.close_idle()
+
+    def forget(self, connection: ClientConnection | Http2Connection) -> None:
         """Drop a client connection that is closed."""
         self._connections.discard(connection)
         if self.closing and not self._connections:

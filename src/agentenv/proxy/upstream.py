@@ -13,7 +13,7 @@ import contextlib
 import errno
 import select
 import socket
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -134,6 +134,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._closed.unsubscribe(self._run_ended)
         self.transport.abort()
 
+    def disown(self) -> None:
+        """Forget a connection that never got an owner; its transport is closed already."""
+        self._closed.unsubscribe(self._run_ended)
+
     def close(self, deadline_s: float) -> None:
         """Close after what is queued has been sent, or at the deadline; the owner is not told."""
         self.exchange = None
@@ -158,13 +162,13 @@ def is_unreachable(error: OSError) -> bool:
 
 
 async def open_upstream(
-    key: Hashable, route: Route, pool: UpstreamPool, delays_ms: tuple[int, ...], timeout_s: float
+    make: Callable[[socket.socket], UpstreamConnection], route: Route, delays_ms: tuple[int, ...], timeout_s: float
 ) -> UpstreamConnection:
     """Dial until something answers, pausing `delays_ms` between refusals; each dial may take `timeout_s`. Raises OSError."""
     for delay_ms in (*delays_ms, None):
         try:
             async with asyncio.timeout(timeout_s):
-                return await _open_once(key, route, pool)
+                return await _open_once(make, route)
         except OSError as error:
             # A dial that hung has used up its patience; only quick refusals are worth repeating.
             if delay_ms is None or not is_unreachable(error) or isinstance(error, TimeoutError):
@@ -173,21 +177,25 @@ async def open_upstream(
     raise AssertionError("the last dial returns or raises")
 
 
-async def _open_once(key: Hashable, route: Route, pool: UpstreamPool) -> UpstreamConnection:
+async def _open_once(make: Callable[[socket.socket], UpstreamConnection], route: Route) -> UpstreamConnection:
     loop = asyncio.get_running_loop()
     sock = await route.dial()
+    made: UpstreamConnection | None = None
     try:
         sock.setblocking(False)
         await _connected(loop, sock)
+        connection = made = make(sock)
         if sock.family == socket.AF_UNIX:
-            _, protocol = await loop.create_unix_connection(lambda: UpstreamConnection(key, route, pool, sock), sock=sock)
+            await loop.create_unix_connection(lambda: connection, sock=sock)
         else:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _, protocol = await loop.create_connection(lambda: UpstreamConnection(key, route, pool, sock), sock=sock)
+            await loop.create_connection(lambda: connection, sock=sock)
     except BaseException:
+        if made is not None:
+            made.disown()  # uvloop tells no protocol of the end of a connection whose maker was cancelled
         sock.close()
         raise
-    return protocol
+    return connection
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:

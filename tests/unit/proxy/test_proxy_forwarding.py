@@ -365,7 +365,6 @@ async def test_response_bytes_may_come_one_by_one(rig):
         b"GET / HTTP/1.1\r\nHost: a\r\nX : y\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nX: y\r\n z\r\n\r\n",
         b"\x16\x03\x01\x02\x00",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nE2b-Sandbox-Id: iabc\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nCookie: " + b"x" * 70000 + b"\r\n\r\n",

@@ -306,7 +306,9 @@ BROWSER = "User-Agent: Mozilla/5.0\r\nAccept: text/html,*/*\r\n"
     ("fields", "html"),
     [
         (BROWSER, True),
-        (BROWSER + "Sec-Fetch-Mode: navigate\r\n", False),
+        (BROWSER + "Sec-Fetch-Mode: navigate\r\n", True),  # what every browser sends for a page over TLS
+        (BROWSER + "Sec-Fetch-Mode: cors\r\n", False),
+        (BROWSER + "Sec-Fetch-Mode: websocket\r\n", False),
         ("User-Agent: Mozilla/5.0\r\nAccept: text/html, application/json\r\n", False),
         ("User-Agent: curl/8\r\nAccept: text/html\r\n", False),
         ("User-Agent: Mozilla/5.0\r\nAccept: */*\r\n", False),
