@@ -70,6 +70,10 @@ class Orchestrator:
             raise delete.missing(sandbox_id)
         return sandbox
 
+    def peek_all(self) -> list[Sandbox]:
+        """All sandboxes that are not ended, without waiting."""
+        return [s for s in self._parts.store.sandboxes() if s.state not in (State.KILLING, State.KILLED)]
+
     def namespace(self, slot: int) -> str:
         """The network namespace of a slot."""
         return self._parts.slots.slot(slot).namespace

@@ -172,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
             if not data:
                 return False
             head = parse_request(data)
-            target = self.server.targets.parse(head)
+            target = self.server.target_of(head)
         except HeadError as error:
             self._refuse_head(head, error)
             return False

@@ -82,7 +82,7 @@ class Http2Stream:
         self.request_ended = ended
         try:
             head = parse_fields(fields, ended)
-            target = server.targets.parse(head)
+            target = server.target_of(head)
         except HeadError as error:
             server.count(f"refused_{error.status}")
             self._answer(pages.plain(error.status, error.message), head)

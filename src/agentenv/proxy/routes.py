@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from agentenv.proxy.heads import HeadError, RequestHead
+from agentenv.proxy.signed_urls import SignedFile
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,14 @@ class FastRouteTable(Protocol):
 
     def resolve_now(self, target: SandboxTarget, request: RequestInfo) -> Route | None:
         """The route if it is known without waiting, else None. May raise what `resolve` raises."""
+
+
+@runtime_checkable
+class SignerTable(Protocol):
+    """What a route table may offer besides `resolve`, for signed file URLs that name no sandbox."""
+
+    def signer(self, file: SignedFile) -> str | None:
+        """The id of the running sandbox whose token has made the signature, or None. Must take constant, bounded time."""
 
 
 class TargetParser:

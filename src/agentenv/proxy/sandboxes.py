@@ -17,6 +17,7 @@ from agentenv.network.layout import GUEST_IP
 from agentenv.orchestrator.service import Orchestrator
 from agentenv.proxy import guard, pages
 from agentenv.proxy.routes import ENVD_PORT, CloseSignal, RequestInfo, Route, SandboxTarget
+from agentenv.proxy.signed_urls import SIGNED_CANDIDATES_MAX, SignedFile, signer_of
 
 _MIN_WOKEN_S = 300  # contract section 2.4: an auto-resumed sandbox lives at least this long
 _CHANGING = (State.RESUMING, State.CREATING)
@@ -50,6 +51,11 @@ class SandboxRoutes:
             raise pages.sandbox_not_found(target.sandbox_id)
         sandbox, _ = await self._orchestrator.connect(sandbox.sandbox_id, max(sandbox.timeout_s, _MIN_WOKEN_S))
         return self._route(sandbox, target)
+
+    def signer(self, file: SignedFile) -> str | None:
+        """The running sandbox whose token has made a signature."""
+        candidates = [(s.sandbox_id, s.access_token) for s in self._orchestrator.peek_all() if s.vm is not None]
+        return signer_of(file, candidates) if len(candidates) <= SIGNED_CANDIDATES_MAX else None
 
     def _sandbox(self, target: SandboxTarget) -> Sandbox:
         try:

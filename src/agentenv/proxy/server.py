@@ -26,10 +26,12 @@ from agentenv.host.listeners import describe_holder
 from agentenv.proxy.connection import ClientConnection
 from agentenv.proxy.dispatch import Dispatcher
 from agentenv.proxy.guard import EnvdPathGuard
+from agentenv.proxy.heads import RequestHead
 from agentenv.proxy.http2 import Http2Connection
 from agentenv.proxy.limits import LISTEN_BACKLOG, ProxySettings
 from agentenv.proxy.pool import UpstreamPool
-from agentenv.proxy.routes import CloseSignal, Route, RouteTable, TargetParser
+from agentenv.proxy.routes import ENVD_PORT, CloseSignal, Route, RouteTable, SandboxTarget, SignerTable, TargetParser
+from agentenv.proxy.signed_urls import parse_signed
 from agentenv.proxy.upstream import dial_unix
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,8 @@ class ProxyServer:
 
     def __init__(self, route_table: RouteTable, api_socket: Path | Sequence[Path], settings: ProxySettings | None = None) -> None:
         self.settings = settings or ProxySettings()
-        self.targets = TargetParser(self.settings.domains)
+        self._targets = TargetParser(self.settings.domains)
+        self._signers = route_table if isinstance(route_table, SignerTable) else None
         self.guard = EnvdPathGuard()
         self.pool = UpstreamPool(self.settings)
         self.closing = False
@@ -128,6 +131,14 @@ class ProxyServer:
         )
 
     # For the connections
+
+    def target_of(self, head: RequestHead) -> SandboxTarget | None:
+        """The sandbox a request is for, None for the API. Raises HeadError (400) on half or malformed names."""
+        target = self._targets.parse(head)
+        if target is not None or self._signers is None or (file := parse_signed(head)) is None:
+            return target
+        sandbox_id = self._signers.signer(file)
+        return None if sandbox_id is None else SandboxTarget(sandbox_id, ENVD_PORT)
 
     def count(self, outcome: str) -> None:
         """Count an outcome."""
