@@ -1,4 +1,4 @@
-"""`make bench`: what the product costs beside the limit, both measured in turn in one run.
+"""`make bench`: what the product costs beside the limit, both measured in turn in one run; the proxy's part is `proxy.py`.
 
 Prints a table and writes `bench.json`. Ratios are what counts: single times are this machine's. `AENV_BENCH_N` sets the
 number of samples (default 20).
@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import proxy
 
 from limit import Bare, for_node, restore_and_run
 from local_node import node
@@ -264,6 +266,7 @@ def main() -> None:
     """Measure everything and report. Exits 1 when a bound is broken."""
     from agentenv.config.load import load
 
+    proxy.require_programs()
     with node() as variables:
         os.environ.update(variables)
         err.print("==> make flat files for the bare VMM", highlight=False)
@@ -280,8 +283,10 @@ def main() -> None:
         forks = fork_of_three()
         err.print("==> memory of idle sandboxes", highlight=False)
         memory = memory_of_idle()
-    result: dict[str, Any] = {"times": times, "pause": pause, "fork_of_three": forks, "memory": memory}
+        beside = proxy.measure()
+    result: dict[str, Any] = {"times": times, "pause": pause, "fork_of_three": forks, "memory": memory, "proxy": beside}
     good = report(result)
+    good = proxy.report(beside) and good
     Path("bench.json").write_text(json.dumps(result, indent=1) + "\n")
     sys.exit(0 if good else 1)
 
