@@ -1,20 +1,14 @@
 //! Memory capture: this test process plays the VMM.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
 
 use std::fs::OpenOptions;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
-use common::{content, Daemon};
 use nix::sys::mman::{mmap, mprotect, munmap, MapFlags, ProtFlags};
 use serde_json::{json, Value};
+
+use crate::rig::{content, Daemon};
 
 const PAGE: usize = 4096;
 

@@ -1,23 +1,16 @@
 //! Stacks through their files: I/O, sealing, closing, repeated calls.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
 
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use common::{content, open_rw, Daemon};
 use nix::fcntl::{fallocate, FallocateFlags};
 use nix::unistd::{lseek, Whence};
 use serde_json::{json, Value};
 
-const MIB: u64 = 1 << 20;
+use crate::rig::{content, open_rw, Daemon};
+use crate::MIB;
 
 fn read(file: &std::fs::File, offset: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0xee; length];

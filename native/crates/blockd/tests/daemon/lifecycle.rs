@@ -1,21 +1,14 @@
 //! Ends of the daemon: orderly, sudden, and what the next one finds.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
 
 use std::os::unix::fs::FileExt;
 
-use common::{blockd, content, Daemon};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::statfs::statfs;
 use serde_json::{json, Value};
 
-const MIB: u64 = 1 << 20;
+use crate::rig::{blockd, content, open_rw, Daemon};
+use crate::MIB;
 
 #[test]
 fn a_killed_daemon_comes_back_to_the_last_flush() {
@@ -50,7 +43,7 @@ fn a_killed_daemon_keeps_what_was_sealed() {
     daemon.spawn();
     let body = json!({ "lowers": stack["lowers"], "upper": stack["upper"] });
     daemon.ok("PUT", "/v1/stacks/disk", &body);
-    let disk = common::open_rw(&daemon.file("disk"));
+    let disk = open_rw(&daemon.file("disk"));
     let mut bytes = vec![0; 70_000];
     disk.read_exact_at(&mut bytes, 1000).unwrap();
     assert_eq!(bytes, content(1, 70_000));

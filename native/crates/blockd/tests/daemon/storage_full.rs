@@ -1,19 +1,12 @@
 //! A full file system: clear errors, nothing left behind, nothing harmed.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
 
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
-use common::{content, open_rw, Daemon, SmallFs};
 use serde_json::{json, Value};
 
-const MIB: u64 = 1 << 20;
+use crate::rig::{content, open_rw, Daemon, SmallFs};
+use crate::MIB;
 
 #[test]
 fn outputs_that_do_not_fit_leave_nothing() {

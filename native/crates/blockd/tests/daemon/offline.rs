@@ -1,18 +1,11 @@
 //! `inspect`, `cat`, `fsck` and `version`, on files of a running daemon.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
-
-mod common;
 
 use std::os::unix::fs::FileExt;
 
-use common::{blockd, content, Daemon};
 use serde_json::{json, Value};
 
-const MIB: u64 = 1 << 20;
+use crate::rig::{blockd, content, Daemon};
+use crate::MIB;
 
 #[test]
 fn offline_tools_agree_with_the_daemon() {

@@ -2,7 +2,6 @@
 //!
 //! Needs root and `/dev/fuse`; without them a test fails and says so. Whatever
 //! happens, dropping the guard ends the daemon and removes its mount.
-#![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
