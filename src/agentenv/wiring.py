@@ -20,6 +20,7 @@ from agentenv.api.settings import ApiSettings
 from agentenv.block import supervisor
 from agentenv.block.client import BlockClient
 from agentenv.config.schema import Config
+from agentenv.core.built_in import BASE
 from agentenv.core.clock import SystemClock
 from agentenv.core.errors import AgentEnvError, Conflict, Unsupported
 from agentenv.core.ids import new_api_key
@@ -126,7 +127,7 @@ async def _prepare_templates(config: Config, assets: Assets, progress: Progress)
     """Make those built-in templates that are missing, or were made from other inputs."""
     async with _node(config, assets) as parts:
         stale: list[tuple[BaseBuilder, RootFilesystem]] = []
-        for recipe in RECIPES.values():
+        for recipe in _wanted(config, parts.store):
             rootfs = await asyncio.to_thread(_rootfs, config, recipe, progress)
             builder = _base_builder(parts, recipe)
             if not builder.up_to_date(rootfs.digest):
@@ -140,6 +141,13 @@ async def _prepare_templates(config: Config, assets: Assets, progress: Progress)
                 await builder.build(inputs, progress)
         finally:
             await parts.slots.close()
+
+
+def _wanted(config: Config, store: Store) -> list[Recipe]:
+    """The recipes to keep current: `base`, those the configuration names, and those made before, whose sandboxes go on to start."""
+    made = {alias for template in store.templates() if template.kind == "builtin" for alias in template.aliases}
+    names = {BASE, *config.templates.built_in, *made}
+    return [recipe for name, recipe in RECIPES.items() if name in names]
 
 
 def _base_builder(parts: Parts, recipe: Recipe) -> BaseBuilder:

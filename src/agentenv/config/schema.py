@@ -109,6 +109,14 @@ class GuestConfig(_Section):
     restore_deadline_s: int = Field(30, ge=1, le=600, description="Longest restore up to the guest's first answer, seconds.")
 
 
+class TemplatesConfig(_Section):
+    """The built-in templates."""
+
+    built_in: tuple[Literal["base", "code-interpreter-v1"], ...] = Field(
+        ("base",), description="Built-in templates that `aenv up` makes and keeps current, beside `base` and those made before."
+    )
+
+
 class VmmConfig(_Section):
     """The virtual machine monitor."""
 
@@ -159,6 +167,7 @@ class Config(_Section):
     node: NodeConfig = NodeConfig()
     api: ApiConfig = ApiConfig()
     guest: GuestConfig = GuestConfig()
+    templates: TemplatesConfig = TemplatesConfig()
     vmm: VmmConfig = VmmConfig()
     network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()

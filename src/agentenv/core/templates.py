@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from agentenv.core.built_in import BUILT_IN
 from agentenv.core.errors import InvalidInput, LimitReached, NotFound
 from agentenv.core.ids import new_assignment_id, new_template_id
 from agentenv.core.model import Build, Tag, Template, TemplateKind
@@ -24,7 +25,8 @@ def find(templates: Iterable[Template], reference: Reference) -> Template:
     for template in templates:
         if reference.name == template.template_id or reference.name in template.aliases:
             return template
-    raise NotFound(f"template '{reference.name}' not found", _NEXT_STEP)
+    hint = f"it is made by `aenv down`, then `aenv up --template {reference.name}`" if reference.name in BUILT_IN else _NEXT_STEP
+    raise NotFound(f"template '{reference.name}' not found", hint)
 
 
 def build_of(template: Template, tag: str | None) -> Build:

@@ -35,7 +35,7 @@ from agentenv.vmm.driver import BootSpec, Vm, Vmm, VmSpec
 from agentenv.vmm.identity import differences
 
 Progress = Callable[[str, int | None, int | None], None]
-_COMMAND_DEADLINE_S = 300.0  # a warm-up imports what sessions use most; under emulation that is tens of seconds of work
+_COMMAND_DEADLINE_S = 900.0  # a warm-up imports what sessions use most; under emulation on a busy host that is minutes of work
 _START_DEADLINE_S = 30.0
 _READY_INTERVAL_S = 1.0
 _CONSOLE_TAIL_CHARS = 2000

@@ -10,11 +10,13 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from agentenv.core import built_in
 from agentenv.template.rootfs import GuestFile
 
-READY_DEADLINE_S = 300.0
-"""How long a start command may take until its ready command succeeds: an emulated guest starts Python in seconds."""
+READY_DEADLINE_S = 900.0
+"""How long a start command may take until its ready command succeeds: an emulated guest on a busy host imports for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ _PIP_WORKS = "rm -f /usr/lib/python3*/EXTERNALLY-MANAGED"
 """The machine is its user's own: `pip install` need not be told so each time."""
 
 BASE = Recipe(
-    name="base",
+    name=built_in.BASE,
     commands=(_PIP_WORKS,),
     warm_up="""
 su - user -c 'true' ; /bin/bash -l -c 'ls -la /home/user; cat /etc/os-release; env' >/dev/null
@@ -57,4 +59,45 @@ python3 -c 'import json, os, sys, subprocess, socket, http.server' ; git --versi
 """,
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASE,)}
+_INTERPRETER_FOLDER = "/usr/local/lib/agentenv"
+_INTERPRETER = f"{_INTERPRETER_FOLDER}/aenv_interpreter"
+
+
+def _interpreter_files() -> tuple[GuestFile, ...]:
+    """The package `interpreter` as it is in the guest."""
+    source = Path(__file__).parents[1] / "interpreter"
+    return tuple(
+        GuestFile(f"{_INTERPRETER}/{path.name}", path.read_bytes(), 0o755 if path.name == "run.sh" else 0o644)
+        for path in sorted(source.iterdir())
+        if path.suffix in (".py", ".js", ".sh")
+    )
+
+
+CODE_INTERPRETER = Recipe(
+    name=built_in.CODE_INTERPRETER,
+    packages=(
+        "esbuild",
+        "node-acorn",
+        "python3-ipython",
+        "python3-matplotlib",
+        "python3-numpy",
+        "python3-openpyxl",
+        "python3-pandas",
+        "python3-pil",
+        "python3-requests",
+        "python3-tornado",
+    ),
+    files=_interpreter_files,
+    commands=(
+        _PIP_WORKS,
+        f"python3 -m compileall -q {_INTERPRETER_FOLDER}",
+        "chmod 755 /root",  # contexts may work there, as clients' suites do
+        "su - user -c 'python3 -c \"import matplotlib.pyplot\"'",  # finds the fonts, once
+    ),
+    start=f"setsid {_INTERPRETER}/run.sh </dev/null >/var/log/code-interpreter.log 2>&1 &",
+    ready="curl -sf -m 20 http://127.0.0.1:49999/health",
+    warm_up=f"{BASE.warm_up}\npython3 {_INTERPRETER}/warm_up.py\n",
+    min_memory_mb=1024,
+)
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BASE, CODE_INTERPRETER)}

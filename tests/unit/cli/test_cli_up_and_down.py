@@ -67,6 +67,21 @@ def test_up_env_ls_down(down, fit_host):
     assert "the server is not running" in second.stderr
 
 
+def test_template_of_a_node_that_is_up_must_be_there(down, fit_host):
+    assert up("--template", "code-interpreter-v1").returncode == 0  # the node without VMs makes none
+    refused = up("--template", "base", "--template", "code-interpreter-v1")
+    assert refused.returncode == 1
+    assert "the node is up without code-interpreter-v1" in refused.stderr
+    assert "`aenv down` (sandboxes are paused), then `aenv up --template code-interpreter-v1`" in refused.stderr
+    assert up("--template", "base").returncode == 0
+
+
+def test_unknown_template_is_a_usage_error(fit_host):
+    refused = up("--template", "nope")
+    assert refused.returncode == 2
+    assert "code-interpreter-v1" in refused.stderr
+
+
 def test_port_and_home_of_up_hold_for_later_commands(down, fit_host, tmp_path):
     port = free_port()
     assert up("--port", str(port), "--home", str(tmp_path / "elsewhere")).returncode == 0

@@ -105,6 +105,15 @@ def test_a_template_is_found_by_id_and_alias_and_its_builds_by_tag_and_id():
     assert templates.snapshot_name(other, "v1") == f"{other.template_id}:v1"
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("code-interpreter-v1", "`aenv up --template code-interpreter-v1`"), ("other", "`aenv templates`")]
+)
+def test_a_template_that_is_not_there_says_how_to_get_it(name: str, hint: str):
+    with pytest.raises(NotFound, match=f"template '{name}' not found") as refused:
+        templates.find([], parse_reference(name))
+    assert hint in refused.value.hint
+
+
 def test_a_build_goes_with_its_last_tag():
     first, second = build(1), build(2)
     one = templates.with_build(templates.first(first, ("mine",), "built", ("default", "v1"), 1), second, ("default",), 2)

@@ -5,7 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+import agentenv
+from agentenv.config.schema import TemplatesConfig
+from agentenv.core.built_in import BUILT_IN, CODE_INTERPRETER
 from agentenv.core.errors import Internal
 from agentenv.core.model import Template
 from agentenv.template import base
@@ -110,3 +114,20 @@ def test_every_recipe_is_found_by_its_name() -> None:
     for name, recipe in RECIPES.items():
         assert recipe.name == name
         assert bool(recipe.start) == bool(recipe.ready), name
+
+
+def test_names_are_the_same_everywhere() -> None:
+    assert tuple(RECIPES) == BUILT_IN
+    for name in BUILT_IN:
+        assert TemplatesConfig(built_in=(name,)).built_in == (name,)
+    with pytest.raises(ValidationError):
+        TemplatesConfig(built_in=("other",))
+
+
+def test_code_interpreter_puts_its_whole_package_into_the_guest() -> None:
+    files = {Path(file.path).name: file for file in RECIPES[CODE_INTERPRETER].files()}
+    source = Path(agentenv.__file__).parent / "interpreter"
+    assert set(files) == {path.name for path in source.iterdir() if path.is_file()}
+    assert {file.path.rsplit("/", 1)[0] for file in files.values()} == {"/usr/local/lib/agentenv/aenv_interpreter"}
+    assert [name for name, file in files.items() if file.mode != 0o644] == ["run.sh"]
+    assert files["run.sh"].path in RECIPES[CODE_INTERPRETER].start

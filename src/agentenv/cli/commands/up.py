@@ -10,6 +10,7 @@ import click
 from agentenv.cli.exits import CliError
 from agentenv.cli.output import ProgressReport, info
 from agentenv.cli.verb import verb
+from agentenv.core.built_in import BUILT_IN
 
 if TYPE_CHECKING:
     from agentenv.config.schema import Config
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
 @click.option(
     "--home", type=click.Path(path_type=Path, file_okay=False), help="Where the node keeps its things.  [default: setting node.home]"
 )
-def command(detach: bool, port: int | None, domain: str | None, tls_port: int | None, home: Path | None) -> None:
+@click.option(
+    "--template", "templates", multiple=True, type=click.Choice(BUILT_IN), help="Make this built-in template, too (repeatable); it is kept."
+)
+def command(
+    detach: bool, port: int | None, domain: str | None, tls_port: int | None, home: Path | None, templates: tuple[str, ...]
+) -> None:
     """Start the node; the first run sets it up.
 
     Checks what the host must offer, fetches the guest kernel and the VMM, builds the base template (minutes, once), and
@@ -33,7 +39,9 @@ def command(detach: bool, port: int | None, domain: str | None, tls_port: int | 
     from agentenv.cli.node import load_config, node_url, read_record
     from agentenv.cli.server import is_healthy, require_free_port, serve_here, start_lock
 
-    config = load_config(api_port=port, api_domain=domain, api_tls_port=tls_port, node_home=None if home is None else home.absolute())
+    given = {"api_port": port, "api_domain": domain, "api_tls_port": tls_port, "node_home": None if home is None else home.absolute()}
+    config = load_config(**given)
+    config = load_config(**given, templates_built_in=(*config.templates.built_in, *templates))
     record = read_record(config)
     if record is not None and record.is_alive():
         running = load_config(
@@ -48,6 +56,7 @@ def command(detach: bool, port: int | None, domain: str | None, tls_port: int | 
                 pass
         if not is_healthy(running):
             raise CliError(f"the server runs (pid {record.pid}) but does not answer on {node_url(running)}", "`aenv down`, then `aenv up`")
+        _require_templates(templates)
         info(f"the node is already up: {node_url(running)} (pid {record.pid}, home {record.home})")
         return
     if record is not None and record.home != config.node.home:
@@ -70,6 +79,20 @@ def command(detach: bool, port: int | None, domain: str | None, tls_port: int | 
             return
     info(f"serving on {node_url(config)}; Ctrl-C stops the server, sandboxes go on")
     serve_here(config)
+
+
+def _require_templates(names: tuple[str, ...]) -> None:
+    """CliError when the running node lacks one: templates are made while the server is down."""
+    from agentenv.cli.api import Api
+
+    if not names:
+        return
+    with Api() as api:
+        known = {name for template in api.templates() for name in template.get("aliases", ())}
+    missing = [name for name in names if name not in known]
+    if missing:
+        again = " ".join(f"--template {name}" for name in missing)
+        raise CliError(f"the node is up without {', '.join(missing)}", f"`aenv down` (sandboxes are paused), then `aenv up {again}`")
 
 
 def _require_host(config: Config) -> None:
