@@ -2,12 +2,17 @@
 
 import asyncio
 import socket
+import ssl
 import threading
 
 import pytest
 from http2_client import Http2Client, fields
 from proxy_rig import SANDBOX, WAIT_S, answer, chunks, dechunk, replies
 from test_proxy_flow import MIB, RSS_GROWTH_MAX_BYTES, forget_peak, peak_rss_bytes
+
+from agentenv.core.clock import SystemClock
+from agentenv.proxy.authority import LocalAuthority
+from agentenv.proxy.tls import TlsIdentity
 
 ROUTINGS = ["headers", "host", "single host with headers"]
 
@@ -115,6 +120,32 @@ async def test_quiet_streams_outlive_every_other_limit(rig, protocol):
     await asyncio.sleep(quiet_s)
     done.set()
     await client.until(b"late")
+
+
+@pytest.mark.parametrize("first", [b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b"Content-Length: 9\r\n\r\nabc", b"\r\nabc"])
+@pytest.mark.parametrize("tls", [False, True])
+async def test_kill_is_an_error_in_every_framing(rig, tmp_path, first, tls):
+    """Case A10: over TLS, too, a client must not be able to take the end of the connection for the end of the response."""
+
+    async def script(peer):
+        await peer.head()
+        await peer.send(b"HTTP/1.1 200 OK\r\n" + first)
+        await peer.rest()
+
+    upstream = await rig.upstream(script)
+    await rig.start()
+    options = {}
+    if tls:
+        authority = LocalAuthority(tmp_path / "ca", "sbx.test", SystemClock())
+        authority.ensure()
+        rig.port = await rig.proxy.start(ssl_context=TlsIdentity(authority.cert_file, authority.key_file).context)
+        options = {"ssl": ssl.create_default_context(cafile=authority.ca_file), "server_hostname": "api.sbx.test"}
+    client = await rig.client(**options)
+    await client.send(f"GET / HTTP/1.1\r\n{routed(upstream, 'headers')}\r\n".encode())
+    await client.until(b"abc")
+    rig.table.kill()
+    with pytest.raises(OSError):  # a reset, or an error of TLS
+        await client.rest()
 
 
 def take_blocks(listener, total):
