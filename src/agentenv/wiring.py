@@ -34,7 +34,7 @@ from agentenv.host import files, native
 from agentenv.host.doctor import kvm_kind
 from agentenv.host.open_files import raise_open_files
 from agentenv.host.tsc import tsc_khz
-from agentenv.network.layout import GUEST_IP, Layout
+from agentenv.network.layout import GUEST_IP, Layout, boot_settings
 from agentenv.network.slots import SlotPool, remove_all
 from agentenv.orchestrator import reconcile
 from agentenv.orchestrator.admission import available_memory_mb
@@ -54,6 +54,7 @@ from agentenv.store.sqlite import Store
 from agentenv.template.base import BaseBuilder, BaseInputs
 from agentenv.template.recipes import RECIPES, Recipe
 from agentenv.template.rootfs import RootFilesystem, ensure_rootfs
+from agentenv.vmm.driver import BootSpec
 from agentenv.vmm.qemu import QemuDriver, QemuSettings
 from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
 from agentenv.volume.registry import Volumes
@@ -61,6 +62,7 @@ from agentenv.volume.registry import Volumes
 _log = logging.getLogger(__name__)
 Progress = Callable[[str, int | None, int | None], None]
 _CLOSE_DEADLINE_S = 15.0
+_ROOT_SETTINGS = "aenv.root=/dev/vda aenv.rootfs=ext4 aenv.hostname=sandbox"
 
 
 def paths_of(config: Config) -> NodePaths:
@@ -137,7 +139,7 @@ async def _prepare_templates(config: Config, assets: Assets, progress: Progress)
         await reconcile.reconcile(parts)
         try:
             for builder, rootfs in stale:
-                inputs = BaseInputs(rootfs.path, rootfs.digest, assets.kernel.vmlinux, assets.initramfs.path)
+                inputs = BaseInputs(rootfs.path, rootfs.digest, parts.boot)
                 await builder.build(inputs, progress)
         finally:
             await parts.slots.close()
@@ -204,6 +206,7 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         layers=layers,
         capturer=Capturer(blocks, layers, paths, clock),
         identity=identity,
+        boot=BootSpec(assets.kernel.vmlinux, assets.initramfs.path, f"{_ROOT_SETTINGS} {boot_settings()}"),
         volumes=Volumes(store.volumes, paths.volumes, clock),
         secrets=Vault(store.secrets, paths.secret_key, clock),
         shared=Shared(config.limits.starts_at_once),
@@ -277,6 +280,8 @@ async def _open_hot_memory(parts: Parts) -> None:
     """Open the memory of the hot snapshots and read it into the page cache, so that the first create is as quick as any."""
     for snapshot_id in hot_snapshot_ids(parts.store):
         layers = parts.store.snapshot(snapshot_id).memory_layers
+        if not layers:
+            continue  # what starts from it boots
         stack = await parts.blocks.open(memory_stack_id(layers), parts.layers.paths(layers), None, None, "page")
         budget_bytes = (available_memory_mb() << 20) // 8  # clean pages: the kernel drops them when memory gets tight
         parts.shared.background(asyncio.to_thread(files.warm, stack.path, budget_bytes), f"warm {snapshot_id}")

@@ -99,9 +99,18 @@ http.server.HTTPServer(("{public}", 8080), Handler).serve_forever()
             f"curl -s --retry 20 --retry-connrefused --retry-delay 1 --max-time 30 http://{public}:8080/", timeout=60
         ).stdout
         assert seen == "203.0.113.9", "the guest's traffic was not masqueraded as the host's"
+        connect = CONNECT.format(host=public, port=8080)
+        for settings, expected in (
+            ({"deny_out": ["203.0.113.0/24"]}, "closed\n"),
+            ({"deny_out": ["0.0.0.0/0"], "allow_out": [public]}, "open\n"),
+            ({"allow_internet_access": False}, "closed\n"),
+            ({}, "open\n"),
+        ):
+            sandbox.update_network(settings)
+            assert sandbox.commands.run(connect, timeout=30).stdout == expected, f"under {settings}"
         offline = Sandbox.create("base", timeout=600, allow_internet_access=False, **node.options)
         try:
-            assert offline.commands.run(CONNECT.format(host=public, port=8080), timeout=30).stdout == "closed\n"
+            assert offline.commands.run(connect, timeout=30).stdout == "closed\n"
         finally:
             offline.kill()
     finally:

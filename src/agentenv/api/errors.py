@@ -26,7 +26,7 @@ RETRY_AFTER_S = 1  # starts and restores take well under a second, so a second l
 _WAIT_STATUSES = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _MESSAGE_LIMIT = 4096  # characters; a message quotes what the caller sent, which may be megabytes
 _TEXT_CODES_BELOW = "/volumecontent/"
-_SLUGS = {413: "body_too_large", 408: "body_too_slow", 422: "idempotency_key_reused"}
+_SLUGS = {413: "body_too_large", 408: "body_too_slow", 422: "idempotency_request_mismatch"}
 
 
 def error_table() -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 Invariants: for one caller and key, the work runs at most once at a time and not again for `LIFETIME_MS` after it succeeded;
 a failure is not remembered, so a repeat may succeed; the work outlives the request that started it, so a client that lost
-its connection finds the result by asking again. Kept in memory: a restart of the server forgets keys.
+its connection finds the result by asking again. After a restart of the server, `recall` knows what was created before.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MISMATCH_STATUS = 422
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
 
 Reply = dict[str, object]
+Recall = Callable[[], Awaitable[tuple[str, Reply] | None]]
 
 
 @dataclass(slots=True)
@@ -41,8 +42,10 @@ class IdempotencyCache:
         self._max_entries = max_entries
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
 
-    async def once(self, caller: str, key: str | None, fingerprint: str, work: Callable[[], Awaitable[Reply]]) -> Reply:
-        """The reply of `work`, or of an earlier call with the same caller and key.
+    async def once(
+        self, caller: str, key: str | None, fingerprint: str, work: Callable[[], Awaitable[Reply]], recall: Recall | None = None
+    ) -> Reply:
+        """The reply of `work`, or of an earlier call with the same caller and key; of one before a restart, if `recall` knows it.
 
         `fingerprint` stands for the request's content. InvalidInput: malformed key. Status 422: the key was used for another
         request. LimitReached: too many are being made at once. Without a key `work` just runs.
@@ -52,11 +55,13 @@ class IdempotencyCache:
         if not _KEY.fullmatch(key):
             raise InvalidInput("Idempotency-Key: must be 1 to 255 characters of a-z, 0-9 and -", "a lowercase UUID will do")
         self._drop_old()
+        if (caller, key) not in self._entries and recall is not None and (known := await recall()) is not None:
+            _refuse_other(known[0], fingerprint)
+            return known[1]
         entry = self._entries.get((caller, key))
         if entry is None:
             entry = self._start((caller, key), fingerprint, work)
-        elif entry.fingerprint != fingerprint:
-            raise HTTPException(MISMATCH_STATUS, "Idempotency-Key: it was used for a different request; use a new key for a new request")
+        _refuse_other(entry.fingerprint, fingerprint)
         return await asyncio.shield(entry.task)
 
     async def aclose(self) -> None:
@@ -102,3 +107,8 @@ class IdempotencyCache:
                 del self._entries[name]
                 return
         raise LimitReached(f"{self._max_entries} creations with an Idempotency-Key are under way", "try again in a moment")
+
+
+def _refuse_other(before: str, now: str) -> None:
+    if before != now:
+        raise HTTPException(MISMATCH_STATUS, "Idempotency-Key: it was used for a different request; use a new key for a new request")

@@ -1,58 +1,69 @@
-"""Request bodies, by the exact JSON names of the contract (sections 2.2, 2.4 and 2.6).
+"""Request bodies, by the exact JSON names of the contract (sections 2.2 and 2.4; network settings have their own module).
 
-Unknown fields are ignored and null means absent. Types are strict: a number in quotes is an error, not a guess. A field the
-contract knows and this node cannot honour yet is refused by name when it asks for something, never silently dropped.
+A field the contract knows and this node cannot honour is refused by name when it asks for something. A field nobody knows
+is ignored, so that newer clients work; the log of a sandbox names those of its creation.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field
 
+from agentenv.api.bodies import Body
+from agentenv.api.network_models import NetworkBody, to_settings
 from agentenv.core.errors import InvalidInput, Unsupported
 from agentenv.core.model import CreateRequest
 from agentenv.core.templates import TAGS_MAX
 
 _NOT_BUILT = "leave it out; this node does not have the feature"
+MAX_ENV_VAR_BYTES = 128 << 10  # the kernel's limit for one string of an environment (MAX_ARG_STRLEN)
+MAX_ENV_VARS_BYTES = 1 << 20  # half of what a program with an 8 MiB stack can be given, so that its arguments fit, too
+MAX_METADATA_BYTES = 64 << 10  # a list repeats it for each of 100 sandboxes
+MAX_UNKNOWN_FIELDS = 20  # named in a sandbox's log
 
 
 def _check_env_vars(variables: dict[str, str]) -> dict[str, str]:
+    total_bytes = 0
     for name, value in variables.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise ValueError(f"{name[:80]!r} cannot be an environment variable: no =, no NUL, not empty")
+        size_bytes = len(name.encode()) + len(value.encode()) + 2
+        if size_bytes > MAX_ENV_VAR_BYTES:
+            raise ValueError(f"{name[:80]!r} takes {size_bytes} bytes, more than the {MAX_ENV_VAR_BYTES} that a program can be given")
+        total_bytes += size_bytes
+    if total_bytes > MAX_ENV_VARS_BYTES:
+        raise ValueError(f"together they take {total_bytes} bytes, more than {MAX_ENV_VARS_BYTES}")
     return variables
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, populate_by_name=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, values: Any) -> Any:
-        return {name: value for name, value in values.items() if value is not None} if isinstance(values, dict) else values
+def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    total_bytes = sum(len(name.encode()) + len(value.encode()) for name, value in metadata.items())
+    if total_bytes > MAX_METADATA_BYTES:
+        raise ValueError(f"it takes {total_bytes} bytes, more than {MAX_METADATA_BYTES}")
+    return metadata
 
 
-class AutoResumeBody(_Body):
+class AutoResumeBody(Body):
     """`autoResume` of a creation."""
 
     enabled: bool = False
 
 
-class NetworkBody(_Body):
-    """`network` of a creation (contract section 2.6)."""
+class IamTokenBody(Body):
+    """One of `iam.tokens`."""
 
-    allow_public_traffic: bool = Field(True, alias="allowPublicTraffic")
-    allow_out: Any = Field(None, alias="allowOut")
-    deny_out: Any = Field(None, alias="denyOut")
-    dns_servers: Any = Field(None, alias="dnsServers")
-    egress_proxy: Any = Field(None, alias="egressProxy")
-    mask_request_host: Any = Field(None, alias="maskRequestHost")
-    https_ports: Any = Field(None, alias="httpsPorts")
-    rules: Any = Field(None)
+    audience: str = Field(min_length=1, max_length=1024)
+    token_type: Literal["JWT-SVID"] = Field(alias="tokenType")
 
 
-class CreateBody(_Body):
+class IamBody(Body):
+    """`iam` of a creation."""
+
+    tokens: dict[str, IamTokenBody] = Field(default_factory=dict)
+
+
+class CreateBody(Body, extra="allow"):
     """`POST /v2/sandboxes` (contract section 2.2)."""
 
     template_id: str = Field(alias="templateID")
@@ -60,12 +71,12 @@ class CreateBody(_Body):
     auto_pause: bool = Field(False, alias="autoPause")
     auto_pause_memory: bool = Field(True, alias="autoPauseMemory")
     auto_resume: AutoResumeBody = Field(AutoResumeBody(), alias="autoResume")
-    allow_internet_access: bool = True
+    allow_internet_access: bool | None = None
     network: NetworkBody = NetworkBody()
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(default_factory=dict)
     env_vars: Annotated[dict[str, str], AfterValidator(_check_env_vars)] = Field(default_factory=dict, alias="envVars")
-    mcp: Any = None
-    iam: Any = None
+    mcp: dict[str, Any] | None = None  # the client starts the gateway itself; there is nothing to do here
+    iam: IamBody = IamBody()
     volume_mounts: Any = Field(None, alias="volumeMounts")
 
 
@@ -76,27 +87,28 @@ class CreateBodyV1(CreateBody):
     secure: bool = True
 
 
-class PauseBody(_Body):
+class PauseBody(Body):
     """`POST /sandboxes/{id}/pause`; older clients send no body."""
 
     memory: bool = True
     require_healthy_guest: bool = Field(False, alias="requireHealthyGuest")
 
 
-class ConnectBody(_Body):
-    """`POST /v2/sandboxes/{id}/connect`."""
+class ConnectBody(Body):
+    """`POST /v2/sandboxes/{id}/connect`. Without a timeout: 300 s, and a paused one at least what it was created with."""
 
-    timeout_s: int = Field(300, alias="timeout")
+    timeout_s: int | None = Field(None, alias="timeout")
     memory: bool = True
 
 
-class ConnectBodyV1(_Body):
+class ConnectBodyV1(Body):
     """`POST /sandboxes/{id}/connect`: the timeout is required."""
 
     timeout_s: int = Field(alias="timeout")
+    memory: bool = True
 
 
-class ResumeBody(_Body):
+class ResumeBody(Body):
     """`POST /sandboxes/{id}/resume`."""
 
     timeout_s: int = Field(15, alias="timeout")
@@ -104,32 +116,32 @@ class ResumeBody(_Body):
     memory: bool = True
 
 
-class TimeoutBody(_Body):
+class TimeoutBody(Body):
     """`POST /sandboxes/{id}/timeout`; 0 acts now."""
 
     timeout_s: int = Field(alias="timeout")
 
 
-class RefreshBody(_Body):
+class RefreshBody(Body):
     """`POST /sandboxes/{id}/refreshes`."""
 
     duration_s: int = Field(15, alias="duration", ge=0, le=3600)
 
 
-class ForkBody(_Body):
+class ForkBody(Body):
     """`POST /sandboxes/{id}/fork`."""
 
     timeout_s: int = Field(15, alias="timeout")
     count: int = Field(1, ge=1, le=100)
 
 
-class NewVolumeBody(_Body):
+class NewVolumeBody(Body):
     """`POST /volumes`."""
 
     name: str
 
 
-class VolumeAttributesBody(_Body):
+class VolumeAttributesBody(Body):
     """`PATCH /volumecontent/{id}/path`."""
 
     uid: int | None = None
@@ -137,7 +149,7 @@ class VolumeAttributesBody(_Body):
     mode: int | None = None
 
 
-class NewSecretBody(_Body):
+class NewSecretBody(Body):
     """`POST /secrets`."""
 
     name: str
@@ -145,35 +157,35 @@ class NewSecretBody(_Body):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class SecretUpdateBody(_Body):
+class SecretUpdateBody(Body):
     """`POST /secrets/{id}`; metadata that is absent is kept."""
 
     value: str = Field(repr=False)
     metadata: dict[str, str] | None = None
 
 
-class SnapshotBody(_Body):
+class SnapshotBody(Body):
     """`POST /sandboxes/{id}/snapshots`."""
 
     name: str | None = None
     memory: bool = True
 
 
-class AssignTagsBody(_Body):
+class AssignTagsBody(Body):
     """`POST /templates/tags`: the tags to give to the build that `target` names."""
 
     target: str
     tags: list[str] = Field(min_length=1, max_length=TAGS_MAX)
 
 
-class RemoveTagsBody(_Body):
+class RemoveTagsBody(Body):
     """`DELETE /templates/tags`."""
 
     name: str
     tags: list[str] = Field(min_length=1, max_length=TAGS_MAX)
 
 
-class UpdateTemplateBody(_Body):
+class UpdateTemplateBody(Body):
     """`PATCH /templates/{id}`; without `public` nothing changes."""
 
     public: bool | None = None
@@ -199,30 +211,21 @@ def to_create_request(body: CreateBody, template: str, max_timeout_hours: int) -
         template=template,
         timeout_s=timeout_s,
         on_timeout="pause" if body.auto_pause else "kill",
+        auto_pause_memory=body.auto_pause_memory,
         auto_resume=body.auto_resume.enabled,
         allow_public_traffic=body.network.allow_public_traffic,
         allow_internet_access=body.allow_internet_access,
+        network=to_settings(body.network),
         metadata=body.metadata,
         env_vars=body.env_vars,
+        unknown_fields=tuple(name[:80] for name in sorted(body.model_extra or ())[:MAX_UNKNOWN_FIELDS]),
     )
-
-
-def require_memory(memory: bool) -> None:
-    """Unsupported when a call asks for a pause or resume of the disk alone."""
-    if not memory:
-        raise Unsupported("memory: filesystem-only pause and resume are not supported", _NOT_BUILT)
 
 
 def require_memory_of_snapshot(memory: bool) -> None:
     """Unsupported when a snapshot is to hold the disk alone."""
     if not memory:
         raise Unsupported("memory: snapshots of the filesystem alone are not supported", _NOT_BUILT)
-
-
-def refuse_healthy_guest(require_healthy_guest: bool) -> None:
-    """Unsupported when a pause is to depend on the guest's health."""
-    if require_healthy_guest:
-        raise Unsupported("requireHealthyGuest: checking the guest before a pause is not supported", _NOT_BUILT)
 
 
 def _check_auto_pause_memory(body: CreateBody) -> None:
@@ -232,15 +235,10 @@ def _check_auto_pause_memory(body: CreateBody) -> None:
         raise InvalidInput("autoPauseMemory: false needs autoPause: true")
     if body.auto_resume.enabled:
         raise InvalidInput("autoPauseMemory: false cannot be combined with autoResume")
-    raise Unsupported("autoPauseMemory: filesystem-only pause is not supported", _NOT_BUILT)
 
 
 def _refuse_unbuilt(body: CreateBody) -> None:
-    network = {NetworkBody.model_fields[name].alias or name: getattr(body.network, name) for name in NetworkBody.model_fields}
-    network.pop("allowPublicTraffic")
-    asked = {f"network.{name}": value for name, value in network.items()}
-    asked |= {"mcp": body.mcp, "volumeMounts": body.volume_mounts}
-    asked["iam"] = body.iam.get("tokens") if isinstance(body.iam, dict) else body.iam
+    asked = {"volumeMounts": body.volume_mounts, "iam.tokens": body.iam.tokens}
     for name, value in asked.items():
         if value:
             raise Unsupported(f"{name}: not supported", _NOT_BUILT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NotRequired, cast
 
 from typing_extensions import TypedDict  # the document's models are made from these, which `typing`'s own allows from 3.12 on
 
@@ -10,6 +11,7 @@ from agentenv.api.errors import error_body
 from agentenv.core.clock import rfc3339
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import Build, ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Tag, Template, Volume
+from agentenv.core.network import EgressProxy, HeaderRule
 from agentenv.core.references import NAMESPACE
 from agentenv.core.templates import snapshot_name
 from agentenv.volume.tree import Entry
@@ -60,16 +62,23 @@ class LifecycleView(TypedDict):
 
 
 class NetworkView(TypedDict):
-    """Network settings in the shape of the creation."""
+    """Network settings in the shape of the creation; what was never said is left out."""
 
     allowPublicTraffic: bool
+    allowOut: NotRequired[list[str]]
+    denyOut: NotRequired[list[str]]
+    dnsServers: NotRequired[list[str]]
+    egressProxy: NotRequired[dict[str, object]]
+    maskRequestHost: NotRequired[str]
+    httpsPorts: NotRequired[list[int]]
+    rules: NotRequired[dict[str, list[dict[str, object]]]]
 
 
 class SandboxDetailView(ListedSandboxView):
     """`SandboxDetail`: one sandbox asked for by id. Holds its access token."""
 
     envdAccessToken: str
-    allowInternetAccess: bool
+    allowInternetAccess: bool | None
     domain: str
     network: NetworkView
     lifecycle: LifecycleView
@@ -79,6 +88,7 @@ class PausedSandboxDetailView(SandboxDetailView):
     """`SandboxDetail` of a sandbox whose pause has finished."""
 
     pauseMode: str
+    envdUnresponsiveAtPause: NotRequired[bool]
 
 
 class TemplateView(MachineView):
@@ -208,10 +218,49 @@ def sandbox_detail_view(sandbox: Sandbox, domain: str) -> SandboxDetailView | Pa
         "envdAccessToken": sandbox.access_token,
         "allowInternetAccess": sandbox.allow_internet_access,
         "domain": domain,
-        "network": {"allowPublicTraffic": sandbox.allow_public_traffic},
+        "network": network_view(sandbox),
         "lifecycle": {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout},
     }
-    return {**view, "pauseMode": "full"} if sandbox.state is State.PAUSED else view
+    if sandbox.state is not State.PAUSED:
+        return view
+    paused: dict[str, object] = {**view, "pauseMode": sandbox.pause_mode}
+    if sandbox.guest_unresponsive:
+        paused["envdUnresponsiveAtPause"] = True
+    return cast(PausedSandboxDetailView, paused)
+
+
+def network_view(sandbox: Sandbox) -> NetworkView:
+    """The network settings of `sandbox`. Holds the credentials they were given with."""
+    network = sandbox.network
+    view: NetworkView = {"allowPublicTraffic": sandbox.allow_public_traffic}
+    if network.allow_out is not None:
+        view["allowOut"] = list(network.allow_out)
+    if network.deny_out is not None:
+        view["denyOut"] = list(network.deny_out)
+    if network.dns_servers is not None:
+        view["dnsServers"] = list(network.dns_servers)
+    if network.egress_proxy is not None:
+        view["egressProxy"] = _egress_proxy(network.egress_proxy)
+    if network.mask_request_host is not None:
+        view["maskRequestHost"] = network.mask_request_host
+    if network.https_ports is not None:
+        view["httpsPorts"] = list(network.https_ports)
+    if network.rules is not None:
+        view["rules"] = {domain: [_rule(rule) for rule in rules] for domain, rules in network.rules.items()}
+    return view
+
+
+def _egress_proxy(proxy: EgressProxy) -> dict[str, object]:
+    tls = proxy.tls and _said(enabled=proxy.tls.enabled, serverName=proxy.tls.server_name, caCert=proxy.tls.ca_cert)
+    return _said(address=proxy.address, username=proxy.username, password=proxy.password, tls=tls)
+
+
+def _rule(rule: HeaderRule) -> dict[str, object]:
+    return {} if rule.headers is None else {"transform": {"headers": rule.headers}}
+
+
+def _said(**fields: object) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def fork_view(outcome: ForkOutcome, domain: str) -> dict[str, object]:

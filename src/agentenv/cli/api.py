@@ -217,8 +217,17 @@ class Api:
 
 
 def without_secrets(sandbox: dict[str, Any]) -> dict[str, Any]:
-    """`sandbox` as it may be printed."""
-    return {key: value for key, value in sandbox.items() if key not in _SECRETS}
+    """`sandbox` as it may be printed: no tokens, and of its network settings no credentials."""
+    shown = {key: value for key, value in sandbox.items() if key not in _SECRETS}
+    if isinstance(network := shown.get("network"), dict):
+        shown["network"] = {key: _without_credentials(value) for key, value in network.items()}
+    return shown
+
+
+def _without_credentials(setting: Any) -> Any:
+    if isinstance(setting, dict):  # a proxy's password, the values of headers
+        return {key: "***" if key in ("password", "headers") else _without_credentials(value) for key, value in setting.items()}
+    return [_without_credentials(item) for item in setting] if isinstance(setting, list) else setting
 
 
 def encode_metadata(metadata: dict[str, str]) -> str:

@@ -105,7 +105,16 @@ class GuestConfig(_Section):
     kernel_suite: str = Field("bookworm-backports", description="Debian suite of the guest kernel package.")
     rootfs_suite: str = Field("bookworm", description="Debian suite of the base template.")
     dns_servers: tuple[str, ...] = Field(("8.8.8.8", "1.1.1.1"), description="Name servers guests are told to use.")
-    boot_deadline_s: int = Field(120, ge=5, le=3600, description="Longest first boot of a template build, seconds.")
+    boot_deadline_s: int = Field(
+        120,
+        ge=5,
+        le=3600,
+        description="Longest cold boot (template build, resume without memory) up to the first answer, seconds.",
+    )
+    answer_deadline_s: int = Field(10, ge=1, le=600, description="How long a pause waits for the guest's agent to answer, seconds.")
+    freeze_deadline_s: int = Field(
+        60, ge=1, le=3600, description="How long a pause without memory waits for the guest to write its files out, seconds."
+    )
     restore_deadline_s: int = Field(30, ge=1, le=600, description="Longest restore up to the guest's first answer, seconds.")
 
 

@@ -6,6 +6,7 @@
     ├── PermissionDenied    403  known caller, not allowed
     ├── NotFound            404  no such sandbox, template, snapshot, process
     ├── Conflict            409  it exists, but not in a state that allows this
+    │   └── GuestUnresponsive 409 its guest did not answer when it was paused
     ├── LimitReached        429  a named limit of the node; trying later may work
     ├── Internal            500  a fault of ours, or a child program broke its contract
     │   └── DataCorrupt     500  stored bytes are not what they were
@@ -69,6 +70,12 @@ class Conflict(AgentEnvError):
     """The thing exists but its state does not allow the call."""
 
     status, code = 409, "conflict"
+
+
+class GuestUnresponsive(Conflict):
+    """The snapshot holds the memory of a guest that did not answer; only its disk can be used."""
+
+    status, code = 409, "sandbox_snapshot_guest_agent_unresponsive"  # the contract's own name
 
 
 class LimitReached(AgentEnvError):

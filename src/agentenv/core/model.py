@@ -11,9 +11,13 @@ from typing import Literal
 
 from agentenv.core import ids
 from agentenv.core.lifecycle import State
+from agentenv.core.network import Egress, NetworkSettings, addresses
 
 OnTimeout = Literal["kill", "pause"]
 TemplateKind = Literal["builtin", "built", "snapshot"]  # made by the node itself, by a build, from a sandbox
+PauseMode = Literal["full", "filesystem"]
+LogLevel = Literal["debug", "info", "warn", "error"]
+LOG_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warn", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,10 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An immutable point to restore from. Layers are file names in the layer store, bottom first."""
+    """An immutable point to start from. Layers are file names in the layer store, bottom first.
+
+    Without memory layers it is a disk alone: whatever is started from it boots.
+    """
 
     snapshot_id: str
     machine: Machine
@@ -48,6 +55,11 @@ class Snapshot:
     memory_layers: tuple[str, ...]
     disk_layers: tuple[str, ...]
     created_at_ms: int
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether a guest can go on from where it was, instead of booting."""
+        return bool(self.memory_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,7 @@ class RunningVm:
     pid: int = 0
     pid_start_ticks: int = 0
     held_layers: tuple[str, ...] = ()
-    identity: VmIdentity | None = None  # of the snapshot it was restored from; its own snapshots have the same
+    identity: VmIdentity | None = None  # of the snapshot it was restored from, or of the host that booted it; its snapshots have the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +158,14 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
+class Creation:
+    """What a caller may repeat to get the same sandbox again: its key, and a fingerprint of what it asked for with it."""
+
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """One sandbox as the store knows it."""
 
@@ -157,20 +177,30 @@ class Sandbox:
     envd_version: str
     started_at_ms: int
     end_at_ms: int
-    timeout_s: int
+    timeout_s: int  # asked for at its creation; later changes move `end_at_ms` only
     on_timeout: OnTimeout = "kill"
+    auto_pause_memory: bool = True  # what a pause at the timeout saves: memory and disk, or the disk alone
     auto_resume: bool = False
     allow_public_traffic: bool = True
-    allow_internet_access: bool = True
+    allow_internet_access: bool | None = None  # None: not said, which means yes
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     metadata: dict[str, str] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
     access_token: str = field(default="", repr=False)
     traffic_token: str | None = field(default=None, repr=False)
-    snapshot_id: str | None = None  # where it is restored from: set while paused, and while a restore is under way
+    snapshot_id: str | None = None  # where it starts from: set while paused, and while a start is under way
+    pause_mode: PauseMode = "full"  # what its last pause saved; of use while it is paused
+    guest_unresponsive: bool = False  # its agent did not answer when it was paused: its memory must not come back
     vm: RunningVm | None = None
     reason: str = ""  # why it ended, for logs and late questions
     updated_at_ms: int = 0
     build_id: str = ""  # of the template; empty in rows of older versions
+    creation: Creation | None = None  # set in the commit that says it runs: a creation that failed may be repeated
+
+    @property
+    def egress(self) -> Egress:
+        """What the packet filter of its slot enforces."""
+        return addresses(self.network, self.allow_internet_access)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +210,15 @@ class CreateRequest:
     template: str
     timeout_s: int = 300
     on_timeout: OnTimeout = "kill"
+    auto_pause_memory: bool = True
     auto_resume: bool = False
     allow_public_traffic: bool = True
-    allow_internet_access: bool = True
+    allow_internet_access: bool | None = None
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     metadata: dict[str, str] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
+    unknown_fields: tuple[str, ...] = ()  # asked for, and ignored: the sandbox's log says so
+    creation: Creation | None = None
 
 
 def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms: int) -> Sandbox:
@@ -200,9 +234,11 @@ def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms
         end_at_ms=now_ms + 1000 * request.timeout_s,
         timeout_s=request.timeout_s,
         on_timeout=request.on_timeout,
+        auto_pause_memory=request.auto_pause_memory,
         auto_resume=request.auto_resume,
         allow_public_traffic=request.allow_public_traffic,
         allow_internet_access=request.allow_internet_access,
+        network=request.network,
         metadata=dict(request.metadata),
         env_vars={**build.env_vars, **request.env_vars},
         access_token=ids.new_token(),
@@ -246,10 +282,25 @@ class LogEntry:
     """One line of a sandbox's own log (its life on this node)."""
 
     timestamp_ms: int
-    level: Literal["debug", "info", "warn", "error"]
+    level: LogLevel
     logger: str
     message: str
     fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which part of a log to read: from `cursor_ms` on, or back from it (both included); at least `level`; holding `search`."""
+
+    cursor_ms: int | None = None
+    backward: bool = False
+    level: LogLevel = "debug"
+    search: str = ""
+    limit: int = 1000
+
+    def matches(self, entry: LogEntry) -> bool:
+        """Whether an entry is of that level and holds the text; its place in time is not looked at."""
+        return LOG_LEVELS.index(entry.level) >= LOG_LEVELS.index(self.level) and self.search in entry.message
 
 
 @dataclass(frozen=True, slots=True)

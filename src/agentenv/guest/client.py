@@ -1,4 +1,4 @@
-"""The host's own calls to a guest's envd: `/init` after every restore, and its metrics. Made from inside the slot's
+"""The host's own calls to a guest's envd: `/init` after every start, health and freeze before a pause, metrics. Made from inside the slot's
 namespace, because envd takes host-internal calls from the gateway's address only (contract section 3.2)."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import httpcore
 
 from agentenv.core.clock import Clock, rfc3339
-from agentenv.core.errors import DeadlineExceeded, Internal
+from agentenv.core.errors import DeadlineExceeded, Internal, Unavailable
 from agentenv.core.ids import new_entropy
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
 from agentenv.host import netns
@@ -23,6 +23,7 @@ from agentenv.host import netns
 ENVD_PORT = 49983
 _MAX_READ_BYTES = 65536
 _MAX_OUTPUT_BYTES = 1 << 20
+_RETRY_S = 0.01  # between tries of a guest that refuses connections: it is about to listen
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +137,54 @@ class GuestClient:
                         f"{self._url}/init",
                         headers={"Content-Type": "application/json"},
                         content=self._body(identity),
-                        extensions={"timeout": {"connect": left, "read": left, "write": left, "pool": left}},
+                        extensions={"timeout": _all_within(left)},
                     )
                 except httpcore.TimeoutException:
                     continue
                 except (httpcore.NetworkError, httpcore.ProtocolError):
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(_RETRY_S)
                     continue
                 if reply.status != 204:
                     raise Internal(f"the guest's envd answered /init with {reply.status}: {reply.content[:200]!r}")
                 return next((v.decode() for k, v in reply.headers if k.lower() == b"x-envd-version"), "")
+
+    async def answers(self, namespace: str, deadline_s: float) -> bool:
+        """Whether the guest's agent answers in that time. A guest that is merely slow has all of it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        async with httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace), retries=0) as pool:
+            while (left := end - loop.time()) > 0:
+                try:
+                    reply = await pool.request("GET", f"{self._url}/health", extensions={"timeout": _all_within(left)})
+                except httpcore.TimeoutException:
+                    return False
+                except (httpcore.NetworkError, httpcore.ProtocolError):
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                return 200 <= reply.status < 300
+        return False
+
+    async def freeze(self, namespace: str, deadline_s: float) -> None:
+        """Have the guest write its files out and change its root file system no more. It thaws by itself after half a minute.
+
+        Unavailable when it does not come to it in time; then the guest may still be about to freeze: `thaw` it.
+        """
+        await self._hold_still(namespace, "/fsfreeze", deadline_s)
+
+    async def thaw(self, namespace: str, deadline_s: float) -> None:
+        """Undo `freeze`; no error when nothing is frozen."""
+        await self._hold_still(namespace, "/fsthaw", deadline_s)
+
+    async def _hold_still(self, namespace: str, path: str, deadline_s: float) -> None:
+        try:
+            async with httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace), retries=0) as pool:
+                reply = await pool.request("POST", f"{self._url}{path}", extensions={"timeout": _all_within(deadline_s)})
+        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
+            raise Unavailable(
+                f"the guest did not answer {path} within {deadline_s:g} s ({type(error).__name__})", "its disk may be busy; try again"
+            ) from error
+        if reply.status != 204:
+            raise Unavailable(f"the guest's agent answered {path} with {reply.status}: {reply.content[:200]!r}")
 
     async def run(self, namespace: str, command: str, deadline_s: float) -> tuple[int, str]:
         """Run a shell command as root in a guest and return its exit code and output (stdout and stderr, at most 1 MiB).
@@ -193,6 +232,11 @@ class GuestClient:
                 "dnsServers": list(identity.dns_servers),
             }
         ).encode()
+
+
+def _all_within(deadline_s: float) -> dict[str, float]:
+    """Limits of one request of the HTTP client."""
+    return dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)
 
 
 def connect_frame(message: bytes) -> bytes:

@@ -38,6 +38,11 @@ class Slot:
     host_ip: str
 
 
+def boot_settings() -> str:
+    """What a guest that boots is told of its network on the kernel's command line (read by envd)."""
+    return f"aenv.ip={GUEST_IP}/{GUEST_PREFIX} aenv.gateway={GATEWAY_IP} aenv.gateway_mac={GATEWAY_MAC}"
+
+
 class Layout:
     """Slots of one node. `tag` (4 hex digits) keeps several nodes on one machine apart."""
 

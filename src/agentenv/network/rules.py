@@ -1,8 +1,10 @@
 """nftables rule sets, as text for one atomic `nft -f -` transaction each. Pure.
 
-In a slot's namespace: the guest may open connections outwards except to denied ranges, and nothing reaches the guest but
-answers and what the proxy opens from inside the namespace. On the host: a guest's traffic is never taken in by the
-host itself (its own services), is never forwarded to denied ranges, and leaves masqueraded.
+In a slot's namespace: the guest may open connections outwards except to the node's denied ranges and by its own policy
+(allow beats deny), and nothing reaches the guest but answers and what the proxy opens from inside the namespace. Every
+packet of the guest meets the policy, not only the first of a connection: a new policy holds for open ones, too. On the
+host: a guest's traffic is never taken in by the host itself (its own services), is never forwarded to denied ranges, and
+leaves masqueraded.
 """
 
 from __future__ import annotations
@@ -11,16 +13,18 @@ import ipaddress
 from collections.abc import Sequence
 
 from agentenv.core.errors import InvalidInput
+from agentenv.core.network import Egress
 from agentenv.network.layout import GUEST_IP, TAP, UPLINK, Layout
 
 
-def namespace_rules(denied_cidrs: Sequence[str], internet: bool) -> str:
-    """Rules inside a slot. `internet` False lets nothing out."""
-    verdict = "accept" if internet else "drop"
+def namespace_rules(denied_cidrs: Sequence[str], egress: Egress) -> str:
+    """Rules inside a slot, replacing those it had."""
     return f"""
 flush ruleset
 table ip slot {{
-  {_denied_set(denied_cidrs)}
+  {_set("denied_cidrs", denied_cidrs)}
+  {_set("allow_out", egress.allow)}
+  {_set("deny_out", egress.deny)}
   chain input {{
     type filter hook input priority 0; policy drop;
     iif lo accept
@@ -28,10 +32,15 @@ table ip slot {{
   }}
   chain forward {{
     type filter hook forward priority 0; policy drop;
-    ct state established,related accept
     iifname {TAP} ip saddr != {GUEST_IP} drop
-    iifname {TAP} ip daddr @denied drop
-    iifname {TAP} oifname {UPLINK} {verdict}
+    iifname {TAP} ip daddr @denied_cidrs drop
+    iifname {TAP} oifname {UPLINK} goto egress
+    ct state established,related accept
+  }}
+  chain egress {{
+    ip daddr @allow_out accept
+    ip daddr @deny_out drop
+    accept
   }}
   chain postrouting {{
     type nat hook postrouting priority 100;
@@ -48,7 +57,7 @@ def host_rules(layout: Layout, denied_cidrs: Sequence[str]) -> str:
 table ip {layout.table} {{}}
 delete table ip {layout.table}
 table ip {layout.table} {{
-  {_denied_set(denied_cidrs)}
+  {_set("denied_cidrs", denied_cidrs)}
   chain input {{
     type filter hook input priority -10; policy accept;
     iifname {veths} ct state established,related accept
@@ -57,7 +66,7 @@ table ip {layout.table} {{
   chain forward {{
     type filter hook forward priority -10; policy accept;
     iifname {veths} oifname {veths} drop
-    iifname {veths} ip daddr @denied drop
+    iifname {veths} ip daddr @denied_cidrs drop
     iifname {veths} accept
     oifname {veths} ct state established,related accept
     oifname {veths} drop
@@ -70,14 +79,14 @@ table ip {layout.table} {{
 """
 
 
-def _denied_set(denied_cidrs: Sequence[str]) -> str:
+def _set(name: str, cidrs: Sequence[str]) -> str:
     """Ranges may overlap; there may be none."""
     try:
-        networks = [str(ipaddress.IPv4Network(cidr, strict=False)) for cidr in denied_cidrs]
+        networks = [str(ipaddress.IPv4Network(cidr, strict=False)) for cidr in cidrs]
     except ValueError as error:
-        raise InvalidInput(f"network.denied_cidrs: {error}", "give IPv4 ranges such as 10.0.0.0/8") from error
+        raise InvalidInput(f"network.{name}: {error}", "give IPv4 ranges such as 10.0.0.0/8") from error
     elements = f"elements = {{ {', '.join(networks)} }}" if networks else ""
-    return f"set denied {{ type ipv4_addr; flags interval; auto-merge; {elements} }}"
+    return f"set {name} {{ type ipv4_addr; flags interval; auto-merge; {elements} }}"
 
 
 def remove_host_rules(layout: Layout) -> str:

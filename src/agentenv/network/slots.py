@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 
 from agentenv.core.errors import AgentEnvError, LimitReached
+from agentenv.core.network import OPEN, Egress
 from agentenv.host import netns, process
 from agentenv.network import rules
 from agentenv.network.layout import GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC, GUEST_PREFIX, TAP, UPLINK, Layout, Slot
@@ -51,8 +52,8 @@ class SlotPool:
                 self._spawn(self._destroy(number))
         self._refill()
 
-    async def acquire(self, internet: bool = True) -> Slot:
-        """A slot for one tenant, ready for its VMM. LimitReached when the address pool is used up."""
+    async def acquire(self, egress: Egress = OPEN) -> Slot:
+        """A slot for one tenant under its policy, ready for its VMM. LimitReached when the address pool is used up."""
         while self._ready:
             slot = self._ready.popleft()
             if netns.exists(slot.namespace):
@@ -61,13 +62,17 @@ class SlotPool:
             slot = await self._make()
         self._held.add(slot.number)
         self._refill()
-        if not internet:
+        if egress != OPEN:
             try:
-                await asyncio.to_thread(_load_namespace_rules, slot, self._denied, False)
+                await self.apply(slot.number, egress)
             except BaseException:
                 await self.release(slot.number)
                 raise
         return slot
+
+    async def apply(self, number: int, egress: Egress) -> None:
+        """Put a held slot under another policy, in one transaction. Connections that it forbids go silent."""
+        await asyncio.to_thread(_load_namespace_rules, self.layout.slot(number), self._denied, egress)
 
     async def release(self, number: int) -> None:
         """Give a slot back; it is destroyed in the background. No error when it is not held."""
@@ -172,7 +177,7 @@ route add default via {slot.host_ip}
 """
     process.run(["ip", "-n", slot.namespace, "-batch", "-"], _COMMAND_DEADLINE_S, inside)
     process.run(["ip", "-batch", "-"], _COMMAND_DEADLINE_S, f"addr add {slot.host_ip}/31 dev {slot.veth}\nlink set dev {slot.veth} up\n")
-    _load_namespace_rules(slot, denied, True)
+    _load_namespace_rules(slot, denied, OPEN)
 
 
 def _write_sysctls() -> None:
@@ -184,9 +189,9 @@ def _write_sysctls() -> None:
             knob.write_text("1\n")
 
 
-def _load_namespace_rules(slot: Slot, denied: Sequence[str], internet: bool) -> None:
+def _load_namespace_rules(slot: Slot, denied: Sequence[str], egress: Egress) -> None:
     argv = ["ip", "netns", "exec", slot.namespace, "nft", "-f", "-"]
-    process.run(argv, _COMMAND_DEADLINE_S, rules.namespace_rules(denied, internet))
+    process.run(argv, _COMMAND_DEADLINE_S, rules.namespace_rules(denied, egress))
 
 
 def destroy(namespace: str, veth: str) -> None:

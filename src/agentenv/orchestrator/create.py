@@ -6,9 +6,10 @@ import logging
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
-from agentenv.core.model import CreateRequest, Sandbox, new_sandbox
+from agentenv.core.model import CreateRequest, Creation, Sandbox, new_sandbox
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.admission import admit
+from agentenv.orchestrator.network import warn_unenforced
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start
 from agentenv.orchestrator.templates import resolve
@@ -21,7 +22,10 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     """Start a sandbox from a template; returns once its guest answers."""
     template, build = resolve(parts.store, request.template)
     admit(parts, build.machine)
-    created = await launch(parts, new_sandbox(request, template, build, parts.clock.now_ms()))
+    created = await launch(parts, new_sandbox(request, template, build, parts.clock.now_ms()), request.creation)
+    if request.unknown_fields:
+        names = ", ".join(request.unknown_fields)
+        await note(parts, created.sandbox_id, f"fields of its creation that this node does not know were ignored: {names}", "warn")
     try:
         await parts.store.count_spawn(template.template_id, parts.clock.now_ms())
     except AgentEnvError as error:  # a figure for people: no reason to fail a create that worked
@@ -29,7 +33,7 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     return created
 
 
-async def launch(parts: Parts, sandbox: Sandbox) -> Sandbox:
+async def launch(parts: Parts, sandbox: Sandbox, creation: Creation | None = None) -> Sandbox:
     """Record a new sandbox and start it from its `snapshot_id`. On failure it ends as killed, with the reason."""
     sandbox_id = sandbox.sandbox_id
     began_ms = parts.clock.monotonic_ms()
@@ -45,6 +49,7 @@ async def launch(parts: Parts, sandbox: Sandbox) -> Sandbox:
                 State.RUNNING,
                 vm=record,
                 snapshot_id=None,
+                creation=creation,
                 started_at_ms=now_ms,
                 end_at_ms=now_ms + 1000 * sandbox.timeout_s,
             )
@@ -56,4 +61,5 @@ async def launch(parts: Parts, sandbox: Sandbox) -> Sandbox:
     parts.shared.expiry_changed.set()
     took_ms = parts.clock.monotonic_ms() - began_ms
     await note(parts, sandbox_id, "started", template=sandbox.template_name, took_ms=f"{took_ms:.0f}")
+    await warn_unenforced(parts, running)
     return running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError, Unavailable
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Sandbox
 from agentenv.orchestrator import delete
@@ -87,9 +87,20 @@ async def expire(parts: Parts, sandbox_id: str) -> None:
         if sandbox is None or sandbox.state is not State.RUNNING or sandbox.end_at_ms > parts.clock.now_ms():
             return  # ended, paused or extended while we waited for our turn
         if sandbox.on_timeout == "pause":
-            await pause_held(parts, sandbox_id)
+            await _auto_pause(parts, sandbox)
         else:
             await delete.end(parts, sandbox, "its timeout was reached")
+
+
+async def _auto_pause(parts: Parts, sandbox: Sandbox) -> None:
+    """Pause as the sandbox's policy says. A guest that does not answer cannot give its disk alone: all of it is kept then."""
+    try:
+        await pause_held(parts, sandbox.sandbox_id, sandbox.auto_pause_memory)
+    except Unavailable as error:
+        if sandbox.auto_pause_memory:
+            raise
+        await note(parts, sandbox.sandbox_id, "its disk alone could not be paused, memory is kept, too", "warn", cause=str(error))
+        await pause_held(parts, sandbox.sandbox_id)
 
 
 async def _forget_old(parts: Parts, now_ms: int) -> None:

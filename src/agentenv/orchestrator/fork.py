@@ -1,6 +1,7 @@
 """Fork: children that go on from the same instant as a running or paused source, each with its own identity.
 
-A running source is captured once and resumed before the first child starts. A paused source is not touched.
+A running source is captured once and resumed before the first child starts. A paused source is not touched; children of
+one that was paused without its memory boot from its disk.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int
         traffic_token=None if source.allow_public_traffic else new_token(),
         snapshot_id=snapshot_id,
         vm=None,
+        pause_mode="full",
+        creation=None,
         reason="",
     )
     try:

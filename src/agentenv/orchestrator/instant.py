@@ -16,6 +16,7 @@ from agentenv.orchestrator.compact import compact
 from agentenv.orchestrator.delete import missing
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.pause import live_vm, plan_capture, run_on, take
+from agentenv.orchestrator.resume import refuse_unresponsive
 
 
 async def instant(
@@ -32,6 +33,7 @@ async def instant(
             raise missing(sandbox_id)
         check(source)
         if source.state is State.PAUSED and source.snapshot_id is not None:
+            refuse_unresponsive(source)
             snapshot_id = source.snapshot_id
         elif source.state is State.RUNNING and source.vm is not None:
             snapshot_id = await _capture(parts, source, source.vm, via)

@@ -27,7 +27,7 @@ from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
-from agentenv.vmm.driver import Vm, Vmm
+from agentenv.vmm.driver import BootSpec, Vm, Vmm
 from agentenv.volume.registry import Volumes
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Parts:
     identity: VmIdentity
     volumes: Volumes
     secrets: Vault
+    boot: BootSpec
     shared: Shared
 
 

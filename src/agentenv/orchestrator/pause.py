@@ -1,11 +1,15 @@
-"""Pause: capture a running sandbox and free its VM. If anything fails before the record, it runs on as before."""
+"""Pause: capture a running sandbox, or its disk alone, and free its VM. If anything fails before the record, it runs on as before.
+
+The guest's agent is asked first whether it answers: memory in which it hangs would hang after every restore. For the disk
+alone the guest freezes its root file system, so that the disk mounts clean and holds everything written until then.
+"""
 
 from __future__ import annotations
 
-from agentenv.core.errors import AgentEnvError, Conflict
+from agentenv.core.errors import AgentEnvError, Conflict, Unavailable
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import CAPTURING, State
-from agentenv.core.model import RunningVm, Sandbox, Snapshot
+from agentenv.core.model import PauseMode, RunningVm, Sandbox, Snapshot
 from agentenv.host.files import require_free
 from agentenv.orchestrator.compact import compact
 from agentenv.orchestrator.delete import end, missing
@@ -15,14 +19,19 @@ from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.snapshot.capture import Captured, CapturePlan
 from agentenv.vmm.driver import Vm
 
+_THAW_DEADLINE_S = 10.0
 
-async def pause(parts: Parts, sandbox_id: str) -> None:
-    """Answers once the snapshot is recorded; the VM's remains are freed after that. Conflict when already paused."""
+
+async def pause(parts: Parts, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
+    """Answers once the snapshot is recorded; the VM's remains are freed after that.
+
+    Conflict when already paused. Unavailable when the guest does not answer and must: for a pause of the disk alone, or if asked for.
+    """
     async with parts.shared.locked(sandbox_id):
-        await pause_held(parts, sandbox_id)
+        await pause_held(parts, sandbox_id, memory, require_healthy_guest)
 
 
-async def pause_held(parts: Parts, sandbox_id: str) -> None:
+async def pause_held(parts: Parts, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
     """`pause` for a caller that holds the sandbox's lock."""
     sandbox = parts.store.sandbox(sandbox_id)
     if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
@@ -30,21 +39,36 @@ async def pause_held(parts: Parts, sandbox_id: str) -> None:
     if sandbox.state is not State.RUNNING or sandbox.vm is None:
         raise Conflict(f"sandbox {sandbox_id} is {sandbox.state} already")
     require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a pause")
-    await parts.store.transition(sandbox_id, State.RUNNING, State.PAUSING)
-    await _pause(parts, sandbox, sandbox.vm)
-
-
-async def _pause(parts: Parts, sandbox: Sandbox, record: RunningVm) -> None:
-    sandbox_id = sandbox.sandbox_id
     began_ms = parts.clock.monotonic_ms()
+    answers = await _answers(parts, sandbox_id, sandbox.vm)
+    if not answers and (require_healthy_guest or not memory):
+        raise Unavailable(
+            f"the guest of sandbox {sandbox_id} did not answer within {parts.config.guest.answer_deadline_s} s; it runs on",
+            "try again later, or pause it with its memory and without requireHealthyGuest",
+        )
+    await parts.store.transition(sandbox_id, State.RUNNING, State.PAUSING)
+    await _pause(parts, sandbox, sandbox.vm, memory, not answers, began_ms)
+
+
+async def _answers(parts: Parts, sandbox_id: str, record: RunningVm) -> bool:
+    vm = live_vm(parts, sandbox_id)
+    if await vm.stalled():  # by a full disk, which has room now: not the guest's fault
+        await vm.resume()
+    return await parts.guest.answers(_namespace(parts, record), parts.config.guest.answer_deadline_s)
+
+
+async def _pause(parts: Parts, sandbox: Sandbox, record: RunningVm, memory: bool, unresponsive: bool, began_ms: float) -> None:
+    sandbox_id = sandbox.sandbox_id
+    mode: PauseMode = "full" if memory else "filesystem"
     parts.shared.gone(sandbox_id)
     plan = plan_capture(parts)
     with parts.layers.announced(plan.memory_layer, plan.fresh_upper), parts.shared.using(plan.snapshot_id):
         try:
-            captured = await take(parts, sandbox, record, plan)
+            captured = await take(parts, sandbox, record, plan, memory)
             record = captured.vm
             await parts.store.add_snapshot(captured.snapshot)
-            await parts.store.transition(sandbox_id, State.PAUSING, State.PAUSED, snapshot_id=plan.snapshot_id, vm=None)
+            changes = {"snapshot_id": plan.snapshot_id, "vm": None, "pause_mode": mode, "guest_unresponsive": unresponsive}
+            await parts.store.transition(sandbox_id, State.PAUSING, State.PAUSED, **changes)
         except BaseException as error:
             cause = str(error) if isinstance(error, AgentEnvError) else type(error).__name__
             await run_on(parts, sandbox_id, record, cause)
@@ -52,7 +76,9 @@ async def _pause(parts: Parts, sandbox: Sandbox, record: RunningVm) -> None:
     took_ms = parts.clock.monotonic_ms() - began_ms
     vm = parts.shared.let_go(sandbox_id)
     parts.shared.background(_free(parts, sandbox_id, record, vm, captured.snapshot), f"free {sandbox_id}")
-    await note(parts, sandbox_id, "paused", took_ms=f"{took_ms:.0f}", memory_bytes=str(captured.memory_bytes))
+    await note(parts, sandbox_id, "paused", mode=mode, took_ms=f"{took_ms:.0f}", memory_bytes=str(captured.memory_bytes))
+    if unresponsive:
+        await note(parts, sandbox_id, "its guest did not answer when it was paused: resume it with memory false", "warn")
 
 
 def plan_capture(parts: Parts) -> CapturePlan:
@@ -60,10 +86,27 @@ def plan_capture(parts: Parts) -> CapturePlan:
     return CapturePlan(new_snapshot_id(), parts.layers.new_id(), parts.layers.new_id())
 
 
-async def take(parts: Parts, sandbox: Sandbox, record: RunningVm, plan: CapturePlan) -> Captured:
-    """Stop and capture the VM. From then on its disk goes on as `Captured.vm` says, which the caller records."""
+async def take(parts: Parts, sandbox: Sandbox, record: RunningVm, plan: CapturePlan, memory: bool = True) -> Captured:
+    """Stop and capture the VM, or its disk alone. From then on its disk goes on as `Captured.vm` says, which the caller records.
+
+    Without memory the guest's root file system is left frozen: it is the caller's to `thaw` if the VM goes on, also after a failure.
+    """
     vm = live_vm(parts, sandbox.sandbox_id)
-    return await parts.capturer.capture(plan, vm, record, sandbox.machine, record.identity or parts.identity)
+    if not memory:
+        await parts.guest.freeze(_namespace(parts, record), parts.config.guest.freeze_deadline_s)
+    return await parts.capturer.capture(plan, vm, record, sandbox.machine, record.identity or parts.identity, memory)
+
+
+async def thaw(parts: Parts, sandbox_id: str, record: RunningVm) -> None:
+    """Let a guest that was frozen for a capture, and runs again, change its files. A failure is noted: the guest thaws by itself later."""
+    try:
+        await parts.guest.thaw(_namespace(parts, record), _THAW_DEADLINE_S)
+    except AgentEnvError as error:
+        await note(parts, sandbox_id, "its files may stand still for half a minute", "warn", cause=str(error))
+
+
+def _namespace(parts: Parts, record: RunningVm) -> str:
+    return parts.slots.slot(record.slot).namespace
 
 
 def live_vm(parts: Parts, sandbox_id: str) -> Vm:
@@ -87,6 +130,8 @@ async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = 
     except AgentEnvError as lost:
         await end(parts, sandbox, f"its VM was lost while it was captured ({cause or 'the capture itself worked'}): {lost}")
         return
+    if sandbox.state is State.PAUSING:
+        await thaw(parts, sandbox_id, record)
     await parts.store.transition(sandbox_id, sandbox.state, State.RUNNING, vm=record)
     parts.shared.expiry_changed.set()
     if cause:

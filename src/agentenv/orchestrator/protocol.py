@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agentenv.core.model import Build, CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
+from agentenv.core.model import (
+    Build,
+    CreateRequest,
+    ForkOutcome,
+    LogEntry,
+    LogQuery,
+    MetricSample,
+    OnTimeout,
+    Page,
+    Sandbox,
+    SandboxFilter,
+    Template,
+)
+from agentenv.core.network import NetworkSettings
 from agentenv.secret.vault import Vault
 from agentenv.volume.registry import Volumes
 
@@ -30,12 +43,20 @@ class Orchestrator(Protocol):
         """Start a sandbox from a template; returns once its guest answers. NotFound: unknown template. LimitReached: node full."""
         ...
 
+    async def created_by(self, key: str) -> Sandbox | None:
+        """The sandbox of an earlier `create` with that `creation.key`, alive or not, as long as it is remembered (an hour at most)."""
+        ...
+
     async def get(self, sandbox_id: str) -> Sandbox:
         """NotFound when it does not exist or is being killed."""
         ...
 
     async def search(self, wanted: SandboxFilter, page: Page) -> tuple[list[Sandbox], str | None]:
         """Sandboxes by start time and the position of the next page (None on the last)."""
+        ...
+
+    async def count(self, wanted: SandboxFilter) -> int:
+        """How many sandboxes `search` would find in all."""
         ...
 
     async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
@@ -46,16 +67,22 @@ class Orchestrator(Protocol):
         """Extend only."""
         ...
 
-    async def pause(self, sandbox_id: str) -> None:
-        """Conflict when already paused. On failure the sandbox runs on."""
+    async def pause(self, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
+        """With its memory, or its disk alone. Conflict when already paused. On failure the sandbox runs on.
+
+        Unavailable when its guest does not answer, and `memory` is false or `require_healthy_guest` true.
+        """
         ...
 
-    async def connect(self, sandbox_id: str, timeout_s: int) -> tuple[Sandbox, bool]:
-        """Make it run and last at least `timeout_s` from now (never shortens). True when it had to be resumed."""
+    async def connect(self, sandbox_id: str, timeout_s: int, memory: bool = True) -> tuple[Sandbox, bool]:
+        """Make it run and last at least `timeout_s` from now (never shortens). True when it had to be resumed.
+
+        `memory` false boots a paused one from its disk. GuestUnresponsive when its memory is of no use.
+        """
         ...
 
-    async def resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
-        """The oldest form: Conflict when it runs already."""
+    async def resume(self, sandbox_id: str, timeout_s: int, memory: bool = True, on_timeout: OnTimeout | None = None) -> Sandbox:
+        """The oldest form: Conflict when it runs already. May give it a new policy at its timeout."""
         ...
 
     async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
@@ -66,12 +93,16 @@ class Orchestrator(Protocol):
         """Keep this instant of a running or paused sandbox under `name` (`[namespace/]name[:tag]`); the template, and the tag in it."""
         ...
 
+    async def set_network(self, sandbox_id: str, wanted: NetworkSettings, allow_internet_access: bool | None) -> None:
+        """Replace all network settings that can change while it runs. Conflict when it does not."""
+        ...
+
     async def kill(self, sandbox_id: str) -> None:
         """End it, running or paused, and free everything. NotFound the second time."""
         ...
 
-    async def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
-        """The sandbox's life on this node, oldest first."""
+    async def logs(self, sandbox_id: str, query: LogQuery) -> list[LogEntry]:
+        """A part of the sandbox's life on this node; also of one that has ended, while it is remembered. NotFound."""
         ...
 
     async def metrics(self, sandbox_id: str, start_ms: int, end_ms: int | None) -> list[MetricSample]:

@@ -16,10 +16,12 @@ from agentenv.block.client import Stack
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import CAPTURING, SERVING, State
 from agentenv.core.model import RunningVm, Sandbox
+from agentenv.core.network import OPEN
 from agentenv.host import process
 from agentenv.host.process import ProcessId
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.pause import thaw
 from agentenv.orchestrator.repair import settle
 from agentenv.orchestrator.start import vm_spec
 from agentenv.orchestrator.sweep import sweep
@@ -37,6 +39,7 @@ async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object
     await _close_strays(parts, stacks, adopted)
     await parts.slots.open(s.vm.slot for s in adopted if s.vm is not None)
     for sandbox in adopted:  # not before the pool knows their slots: one that has died meanwhile gives its slot back
+        await _apply_policy(parts, sandbox)
         watch(parts, sandbox.sandbox_id, parts.shared.vms[sandbox.sandbox_id])
     kept = {s.sandbox_id for s in adopted}
     for sandbox in parts.store.sandboxes():
@@ -65,8 +68,21 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
     else:
         await parts.store.transition(sandbox.sandbox_id, sandbox.state, State.RUNNING, vm=record)
     parts.shared.vms[sandbox.sandbox_id] = vm
+    if sandbox.state is State.PAUSING:  # its files may stand still, too
+        parts.shared.background(thaw(parts, sandbox.sandbox_id, record), f"thaw {sandbox.sandbox_id}")
     await note(parts, sandbox.sandbox_id, "taken over by a new server", was=sandbox.state)
     return True
+
+
+async def _apply_policy(parts: Parts, sandbox: Sandbox) -> None:
+    """The server may have been killed between the record of a policy and the slot's change."""
+    egress = sandbox.egress
+    if sandbox.vm is None or egress == OPEN:
+        return
+    try:
+        await parts.slots.apply(sandbox.vm.slot, egress)
+    except AgentEnvError as error:
+        await note(parts, sandbox.sandbox_id, "its network policy could not be applied again", "error", cause=str(error))
 
 
 def _true_record(parts: Parts, record: RunningVm, disk: Stack) -> RunningVm:

@@ -8,14 +8,28 @@ from typing import Any, TypeVar
 
 from agentenv.core.errors import Conflict, InvalidInput
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import Build, CreateRequest, ForkOutcome, LogEntry, MetricSample, Page, Sandbox, SandboxFilter, Template
-from agentenv.orchestrator import create, delete, evict, fork, heal, pause, resume, sample, snapshot, templates
+from agentenv.core.model import (
+    Build,
+    CreateRequest,
+    ForkOutcome,
+    LogEntry,
+    LogQuery,
+    MetricSample,
+    OnTimeout,
+    Page,
+    Sandbox,
+    SandboxFilter,
+    Template,
+)
+from agentenv.core.network import NetworkSettings
+from agentenv.orchestrator import create, delete, evict, fork, heal, network, pause, resume, sample, snapshot, templates
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.secret.vault import Vault
 from agentenv.volume.registry import Volumes
 
 T = TypeVar("T")
+_CREATIONS_KEPT_MS = 3_600_000  # the SDKs repeat for minutes at most
 
 
 class Orchestrator:
@@ -74,6 +88,17 @@ class Orchestrator:
         """All sandboxes that are not ended, without waiting."""
         return [s for s in self._parts.store.sandboxes() if s.state not in (State.KILLING, State.KILLED)]
 
+    def remembers(self, sandbox_id: str) -> bool:
+        """Whether there is, or lately was, such a sandbox."""
+        return self._parts.store.sandbox(sandbox_id) is not None
+
+    async def created_by(self, key: str) -> Sandbox | None:
+        """The sandbox that a creation with this key made, alive or not, for an hour or as long as its row is kept."""
+        found = [s for s in self._parts.store.sandboxes() if s.creation is not None and s.creation.key == key]
+        newest = max(found, key=lambda s: s.started_at_ms, default=None)
+        oldest_ms = self._parts.clock.now_ms() - _CREATIONS_KEPT_MS
+        return newest if newest is not None and newest.started_at_ms > oldest_ms else None
+
     def namespace(self, slot: int) -> str:
         """The network namespace of a slot."""
         return self._parts.slots.slot(slot).namespace
@@ -90,6 +115,10 @@ class Orchestrator:
         shown = found[: page.limit]
         more = len(found) > page.limit
         return shown, f"{shown[-1].started_at_ms}:{shown[-1].sandbox_id}" if more else None
+
+    async def count(self, wanted: SandboxFilter) -> int:
+        """How many there are in all."""
+        return sum(1 for s in self._parts.store.sandboxes() if self._matches(s, wanted))
 
     @staticmethod
     def _matches(sandbox: Sandbox, wanted: SandboxFilter) -> bool:
@@ -110,9 +139,7 @@ class Orchestrator:
             sandbox = self.peek(sandbox_id)
             if sandbox.state is not State.RUNNING:
                 raise Conflict(f"sandbox {sandbox_id} is {sandbox.state}")
-            await parts.store.change(
-                sandbox_id, end_at_ms=parts.clock.now_ms() + 1000 * timeout_s, timeout_s=timeout_s or sandbox.timeout_s
-            )
+            await parts.store.change(sandbox_id, end_at_ms=parts.clock.now_ms() + 1000 * timeout_s)
         parts.shared.expiry_changed.set()
         if timeout_s == 0:
             await evict.expire(parts, sandbox_id)
@@ -125,17 +152,21 @@ class Orchestrator:
             await parts.store.change(sandbox_id, end_at_ms=max(sandbox.end_at_ms, parts.clock.now_ms() + 1000 * duration_s))
         parts.shared.expiry_changed.set()
 
-    async def pause(self, sandbox_id: str) -> None:
+    async def pause(self, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
         """Capture and free."""
-        await self._whole(pause.pause(self._parts, sandbox_id), "pause")
+        await self._whole(pause.pause(self._parts, sandbox_id, memory, require_healthy_guest), "pause")
 
-    async def connect(self, sandbox_id: str, timeout_s: int) -> tuple[Sandbox, bool]:
+    async def connect(self, sandbox_id: str, timeout_s: int, memory: bool = True) -> tuple[Sandbox, bool]:
         """Make it run and last."""
-        return await self._whole(resume.connect(self._parts, sandbox_id, timeout_s), "connect")
+        return await self._whole(resume.connect(self._parts, sandbox_id, timeout_s, memory), "connect")
 
-    async def resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
+    async def wake(self, sandbox_id: str, timeout_s: int) -> Sandbox | None:
+        """What authorised traffic does to a sandbox that sleeps. None when it must stay asleep."""
+        return await self._whole(resume.wake(self._parts, sandbox_id, timeout_s), "wake")
+
+    async def resume(self, sandbox_id: str, timeout_s: int, memory: bool = True, on_timeout: OnTimeout | None = None) -> Sandbox:
         """Bring a paused sandbox back."""
-        return await self._whole(resume.resume(self._parts, sandbox_id, timeout_s), "resume")
+        return await self._whole(resume.resume(self._parts, sandbox_id, timeout_s, memory, on_timeout), "resume")
 
     async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
         """Children that go on from this instant."""
@@ -145,15 +176,19 @@ class Orchestrator:
         """Keep this instant as a build of a template."""
         return await self._whole(snapshot.snapshot(self._parts, sandbox_id, name), "snapshot")
 
+    async def set_network(self, sandbox_id: str, wanted: NetworkSettings, allow_internet_access: bool | None) -> None:
+        """Replace its network settings."""
+        await self._whole(network.set_network(self._parts, sandbox_id, wanted, allow_internet_access), "set network")
+
     async def kill(self, sandbox_id: str) -> None:
         """End it and free everything."""
         await self._whole(delete.kill(self._parts, sandbox_id), "kill")
 
-    async def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
+    async def logs(self, sandbox_id: str, query: LogQuery) -> list[LogEntry]:
         """The sandbox's life on this node; also of one that has ended, while its row is kept."""
         if self._parts.store.sandbox(sandbox_id) is None:
             raise delete.missing(sandbox_id)
-        return await self._parts.store.events(sandbox_id, start_ms, limit)
+        return await self._parts.store.events(sandbox_id, query)
 
     async def metrics(self, sandbox_id: str, start_ms: int, end_ms: int | None) -> list[MetricSample]:
         """What it used; also of one that has ended, while its row is kept."""

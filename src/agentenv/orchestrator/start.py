@@ -1,4 +1,7 @@
-"""The one way to a running VM: `restore(snapshot) -> running VM`. Create, resume and fork children all come here.
+"""The one way to a running VM: `start(snapshot) -> running VM`. Create, resume and fork children all come here.
+
+A snapshot with memory is restored; one without is booted from its disk, and so is any other when asked for. A boot takes
+only the disk from the snapshot: it needs no VMM, kernel or host like the one the snapshot was made with.
 
 The plan (slot, stacks, layer names) is recorded before anything is acquired and the process right after its start, so a
 crash at any line leaves either nothing or something the next start finds by its record or its name.
@@ -36,52 +39,65 @@ def vm_spec(parts: Parts, sandbox_id: str, run_id: str, machine: Machine, memory
     return VmSpec(f"aenv-{sandbox_id}", parts.paths.vm(sandbox_id, run_id), machine, memory, disk, slot.namespace, TAP, GUEST_MAC)
 
 
-async def start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[RunningVm, Vm]:
-    """Restore `snapshot` as `sandbox` and return once its guest has its identity.
+def blank_memory_id(memory_mb: int) -> str:
+    """The shared device that guests of that size boot on."""
+    return f"mem-blank-{memory_mb}"
+
+
+async def start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, *, cold: bool = False) -> tuple[RunningVm, Vm]:
+    """Start `snapshot` as `sandbox` and return once its guest has its identity. `cold` boots it even if there is memory.
 
     What it acquires is on the sandbox's record (`vm`) and in `shared.vms`, from the first moment on and also after a
     failure: whoever takes it off the record frees it with `stop`, and nobody else does.
     """
-    refuse_mismatch(snapshot.identity, parts.identity)
+    cold = cold or not snapshot.has_memory
+    if not cold:
+        refuse_mismatch(snapshot.identity, parts.identity)
     layers = (*snapshot.memory_layers, *snapshot.disk_layers)
     with parts.layers.announced(*layers):  # until they are on record: a merge may take them out of the snapshot meanwhile
         async with parts.shared.starting:
-            return await _start(parts, sandbox, snapshot)
+            return await _start(parts, sandbox, snapshot, cold)
 
 
-async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot) -> tuple[RunningVm, Vm]:
+async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool) -> tuple[RunningVm, Vm]:
     sandbox_id = sandbox.sandbox_id
-    slot = await parts.slots.acquire(sandbox.allow_internet_access)
+    slot = await parts.slots.acquire(sandbox.egress)
     upper = parts.layers.new_id()
     record = RunningVm(
         run_id=new_run_id(),
         slot=slot.number,
-        memory_stack=memory_stack_id(snapshot.memory_layers),
+        memory_stack=blank_memory_id(snapshot.machine.memory_mb) if cold else memory_stack_id(snapshot.memory_layers),
         disk_stack=f"disk-{upper}",
-        memory_layers=snapshot.memory_layers,
+        memory_layers=() if cold else snapshot.memory_layers,
         disk_layers=snapshot.disk_layers,
         upper_layer=upper,
-        identity=snapshot.identity,
+        identity=parts.identity if cold else snapshot.identity,
     )
     try:
         await parts.store.change(sandbox_id, vm=record)
     except BaseException:
         await parts.slots.release(slot.number)
         raise
-    memory, disk = await _open_stacks(parts, record)
+    memory, disk = await _open_stacks(parts, record, snapshot.machine)
     spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
-    vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
+    if cold:
+        vm = await parts.vmm.boot(spec, parts.boot)
+    else:
+        vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
     parts.shared.vms[sandbox_id] = vm
     record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
     await parts.store.change(sandbox_id, vm=record)
-    await _introduce(parts, sandbox, slot, vm)
+    guest = parts.config.guest
+    version = await _introduce(parts, sandbox, slot, vm, guest.boot_deadline_s if cold else guest.restore_deadline_s)
+    if cold and version != sandbox.envd_version:  # it runs this server's agent now, not the template's
+        await parts.store.change(sandbox_id, envd_version=version)
     return record, vm
 
 
-async def _open_stacks(parts: Parts, record: RunningVm) -> tuple[Path, Path]:
+async def _open_stacks(parts: Parts, record: RunningVm, machine: Machine) -> tuple[Path, Path]:
     lowers = parts.layers.paths(record.disk_layers)
     opened = await asyncio.gather(
-        _open_memory(parts, record),
+        _open_memory(parts, record, machine),
         parts.blocks.open(record.disk_stack, lowers, parts.layers.upper(record.upper_layer), None, "direct"),
         return_exceptions=True,  # both to their end: an open that is still under way could come after the close that undoes it
     )
@@ -92,23 +108,24 @@ async def _open_stacks(parts: Parts, record: RunningVm) -> tuple[Path, Path]:
     return memory.path, disk.path
 
 
-async def _open_memory(parts: Parts, record: RunningVm) -> Stack:
+async def _open_memory(parts: Parts, record: RunningVm, machine: Machine) -> Stack:
+    size_bytes = None if record.memory_layers else machine.memory_mb << 20
     async with parts.shared.locked(record.memory_stack):  # the sweep closes it under the same lock
-        return await parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, None, "page")
+        return await parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, size_bytes, "page")
 
 
-async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm) -> None:
-    """Wait for the guest and tell it who it is; an early end of its VMM is the better news of the two."""
+async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm, deadline_s: float) -> str:
+    """Wait for the guest and tell it who it is; an early end of its VMM is the better news of the two. Returns envd's version."""
     identity = GuestIdentity(
         sandbox.sandbox_id, sandbox.template_id, sandbox.access_token, sandbox.env_vars, parts.config.guest.dns_servers
     )
     ended = asyncio.create_task(vm.ended())
-    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, parts.config.guest.restore_deadline_s))
+    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s))
     try:
         await asyncio.wait({ended, hello}, return_when=asyncio.FIRST_COMPLETED)
         if not hello.done():
             raise Internal(f"the guest was lost while starting: {ended.result()}", "try again; if it repeats, see the server's log")
-        await hello
+        return await hello
     finally:
         for task in (ended, hello):
             task.cancel()

@@ -77,5 +77,5 @@ async def _close_memory(parts: Parts) -> None:
 def _memory_wanted(parts: Parts, stack_id: str) -> bool:
     hot = hot_snapshot_ids(parts.store)
     return any(s.vm is not None and s.vm.memory_stack == stack_id for s in parts.store.sandboxes()) or any(
-        memory_stack_id(parts.store.snapshot(snapshot_id).memory_layers) == stack_id for snapshot_id in hot
+        snapshot.has_memory and memory_stack_id(snapshot.memory_layers) == stack_id for snapshot in map(parts.store.snapshot, hot)
     )

@@ -17,9 +17,10 @@ from agentenv.proxy.routes import ProxyRefusal, SandboxTarget
 _RETRY_SOON = (("Retry-After", "1"),)
 
 
-def sandbox_not_found(sandbox_id: str) -> ProxyRefusal:
-    """Unknown, killed, or paused without auto-resume (contract section 1.6)."""
-    return ProxyRefusal(502, {"sandboxId": sandbox_id, "message": "The sandbox was not found", "code": 502})
+def sandbox_not_found(sandbox_id: str, state: str | None = None) -> ProxyRefusal:
+    """Unknown, killed, or paused without auto-resume (contract section 1.6). `state`, beyond the contract, says which for people."""
+    body = {"sandboxId": sandbox_id, "message": "The sandbox was not found", "code": 502}
+    return ProxyRefusal(502, body if state is None else {**body, "state": state})
 
 
 def port_not_open(target: SandboxTarget) -> ProxyRefusal:

@@ -20,7 +20,7 @@ from agentenv.proxy.routes import ENVD_PORT, CloseSignal, RequestInfo, Route, Sa
 from agentenv.proxy.signed_urls import SIGNED_CANDIDATES_MAX, SignedFile, signer_of
 
 _MIN_WOKEN_S = 300  # contract section 2.4: an auto-resumed sandbox lives at least this long
-_CHANGING = (State.RESUMING, State.CREATING)
+_WAITED_FOR = (State.RESUMING, State.CREATING)  # about to run by somebody's request: those who may come in wait for it
 
 
 class SandboxRoutes:
@@ -45,12 +45,15 @@ class SandboxRoutes:
         if route is not None:
             return route
         sandbox = self._sandbox(target)
-        if sandbox.state in _CHANGING:
-            raise pages.state_changing(target.sandbox_id)
-        if not (sandbox.auto_resume and _may_wake(sandbox, target, request)):
-            raise pages.sandbox_not_found(target.sandbox_id)
-        sandbox, _ = await self._orchestrator.connect(sandbox.sandbox_id, max(sandbox.timeout_s, _MIN_WOKEN_S))
-        return self._route(sandbox, target)
+        asleep = pages.sandbox_not_found(target.sandbox_id, "paused")
+        if sandbox.state not in _WAITED_FOR and not sandbox.auto_resume:
+            raise asleep
+        if not _may_wake(sandbox, target, request):
+            raise pages.state_changing(target.sandbox_id) if sandbox.state in _WAITED_FOR else asleep
+        woken = await self._orchestrator.wake(sandbox.sandbox_id, max(sandbox.timeout_s, _MIN_WOKEN_S))
+        if woken is None:
+            raise asleep
+        return self._route(woken, target)
 
     def signer(self, file: SignedFile) -> str | None:
         """The running sandbox whose token has made a signature."""
@@ -61,7 +64,8 @@ class SandboxRoutes:
         try:
             return self._orchestrator.peek(target.sandbox_id)
         except NotFound:
-            raise pages.sandbox_not_found(target.sandbox_id) from None
+            state = "ended" if self._orchestrator.remembers(target.sandbox_id) else "unknown"
+            raise pages.sandbox_not_found(target.sandbox_id, state) from None
 
     def _route(self, sandbox: Sandbox, target: SandboxTarget) -> Route:
         if sandbox.vm is None:
@@ -80,7 +84,7 @@ class SandboxRoutes:
         signal = self._signals.get(sandbox.sandbox_id)
         if signal is None:
             signal = self._signals[sandbox.sandbox_id] = CloseSignal()
-        return Route(dial, signal, traffic_token=sandbox.traffic_token)
+        return Route(dial, signal, sandbox.network.mask_request_host, sandbox.traffic_token)
 
     def _gone(self, sandbox_id: str) -> None:
         signal = self._signals.pop(sandbox_id, None)

@@ -2,6 +2,7 @@
 
 Order and why: the VM is stopped; state and memory are written first, since they may run out of room; the seal comes
 last, since after it the disk goes on with a fresh upper. On any failure what was written is removed and the VM runs on.
+A snapshot of the disk alone has no state and no memory; its caller has seen to it that the guest's files are written out.
 Nothing here touches the database: the caller records the snapshot, or removes it.
 """
 
@@ -44,15 +45,17 @@ class Capturer:
     def __init__(self, blocks: BlockClient, layers: LayerStore, paths: NodePaths, clock: Clock) -> None:
         self._blocks, self._layers, self._paths, self._clock = blocks, layers, paths, clock
 
-    async def capture(self, plan: CapturePlan, vm: Vm, record: RunningVm, machine: Machine, identity: VmIdentity) -> Captured:
-        """Stop `vm` and capture it; it is left stopped. The caller keeps the plan's layers announced until recorded.
+    async def capture(
+        self, plan: CapturePlan, vm: Vm, record: RunningVm, machine: Machine, identity: VmIdentity, memory: bool = True
+    ) -> Captured:
+        """Stop `vm` and capture it, or its disk alone; it is left stopped. The caller keeps the plan's layers announced until recorded.
 
         On failure the VM has been resumed and no file is left; its disk stack is as before, or (when the answer to the
         seal was lost) already writes to the plan's fresh upper. StorageFull, Internal.
         """
         await vm.pause()
         try:
-            memory_bytes = await self._write(plan, vm, record)
+            memory_bytes = await self._write(plan, vm, record, memory)
             sealed = await self._blocks.seal(record.disk_stack, self._layers.upper(plan.fresh_upper))
         except BaseException:
             await asyncio.shield(self._undo(plan, vm))
@@ -63,15 +66,17 @@ class Capturer:
             snapshot_id=plan.snapshot_id,
             machine=machine,
             identity=identity,
-            memory_layers=(*record.memory_layers, plan.memory_layer),
+            memory_layers=(*record.memory_layers, plan.memory_layer) if memory else (),
             disk_layers=disk_layers,
             created_at_ms=self._clock.now_ms(),
         )
         return Captured(snapshot, replace(record, disk_layers=disk_layers, upper_layer=plan.fresh_upper), memory_bytes)
 
-    async def _write(self, plan: CapturePlan, vm: Vm, record: RunningVm) -> int:
+    async def _write(self, plan: CapturePlan, vm: Vm, record: RunningVm, with_memory: bool) -> int:
         folder = self._paths.snapshot(plan.snapshot_id)
         folder.mkdir(parents=True)
+        if not with_memory:
+            return 0
         memory = asyncio.create_task(self._blocks.capture(record.pid, record.memory_stack, self._layers.path(plan.memory_layer)))
         state = asyncio.create_task(vm.save_state(state_file(self._paths, plan.snapshot_id)))
         await asyncio.wait({memory, state})  # both to their end: a failed one must not leave the other writing

@@ -10,6 +10,7 @@ machine dies, and then the file is still consistent.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import sqlite3
@@ -25,7 +26,7 @@ from pydantic import TypeAdapter
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State, is_allowed
-from agentenv.core.model import LogEntry, Sandbox, Secret, Snapshot, Template, Volume
+from agentenv.core.model import LogEntry, LogQuery, Sandbox, Secret, Snapshot, Template, Volume
 from agentenv.core.tasks import wait_done
 from agentenv.store import schema
 from agentenv.store.shelf import TableShelf
@@ -37,6 +38,7 @@ _TEMPLATE = TypeAdapter(Template)
 _LOG_ENTRY = TypeAdapter(LogEntry)
 _FULL_BELOW_BYTES = 64 << 10  # SQLite grows its files by less; an I/O error with less free space means a full disk
 _ALL_TEMPLATES = "templates"  # the row lock of all templates together: names are unique among them
+_END_OF_TIME_MS = 2**53
 _EVENTS_PER_SANDBOX = 2000  # a sandbox's life is tens of events; the bound stops one that is paused in a loop for days
 
 
@@ -221,11 +223,17 @@ class Store:
             (prune, (sandbox_id, _EVENTS_PER_SANDBOX)),
         )
 
-    async def events(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
-        """A sandbox's log from `start_ms` on, oldest first."""
-        query = "SELECT body FROM events WHERE sandbox_id = ? AND timestamp_ms >= ? ORDER BY rowid LIMIT ?"
-        rows = await self._run(lambda: self._db.execute(query, (sandbox_id, start_ms, limit)).fetchall())
-        return [_LOG_ENTRY.validate_json(row[0]) for row in rows]
+    async def events(self, sandbox_id: str, query: LogQuery) -> list[LogEntry]:
+        """A part of a sandbox's log, oldest first, or newest first when read backward. Reads no more of it than it takes to fill it."""
+        order, compare = ("DESC", "<=") if query.backward else ("ASC", ">=")
+        cursor_ms = query.cursor_ms if query.cursor_ms is not None else _END_OF_TIME_MS if query.backward else 0
+        sql = f"SELECT body FROM events WHERE sandbox_id = ? AND timestamp_ms {compare} ? ORDER BY timestamp_ms {order}, rowid {order}"
+
+        def read() -> list[LogEntry]:
+            entries = (_LOG_ENTRY.validate_json(row[0]) for row in self._db.execute(sql, (sandbox_id, cursor_ms)))
+            return list(itertools.islice(filter(query.matches, entries), query.limit))
+
+        return await self._run(read)
 
     # --- the one thread that touches the file ----------------------------------------------------------------------
 

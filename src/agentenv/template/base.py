@@ -1,8 +1,7 @@
 """Built-in templates: a recipe's Debian file system, booted once, its service started, warmed, captured. Needs no image registry.
 
-The only cold boot in the product happens here. What follows it is there for every sandbox: the guest is left with the
-programs every first command needs in its page cache, with the recipe's service running, and with nothing that belongs to one
-sandbox.
+What follows the boot is there for every sandbox: the guest is left with the programs every first command needs in its page
+cache, with the recipe's service running, and with nothing that belongs to one sandbox.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class BaseInputs:
 
     rootfs: Path
     rootfs_digest: str
-    kernel: Path
-    initramfs: Path
+    boot: BootSpec
 
 
 class BaseBuilder:
@@ -124,8 +122,7 @@ class BaseBuilder:
             cleanup.push("network slot", lambda: self._slots.release(slot.number))
             record = RunningVm(run_id, slot.number, f"boot-{run_id}", f"disk-{run_id}", (), (base,), upper)
             spec = await self._spec(record, slot, cleanup)
-            boot = BootSpec(inputs.kernel, inputs.initramfs, _boot_settings())
-            vm = await self._vmm.boot(spec, boot)
+            vm = await self._vmm.boot(spec, replace(inputs.boot, keeps_console=True))
             cleanup.push("VMM", vm.kill)
             envd_version = await self._wait_and_warm(vm, spec, slot, progress)
             progress(f"capture the template {self._recipe.name}", None, None)
@@ -201,18 +198,6 @@ class BaseBuilder:
 
     def _former(self, present: list[Template]) -> Template | None:
         return next((template for template in present if self._recipe.name in template.aliases), None)
-
-
-def _boot_settings() -> str:
-    """What envd is told on the kernel command line."""
-    return " ".join(
-        (
-            "aenv.root=/dev/vda aenv.rootfs=ext4",
-            f"aenv.ip={layout.GUEST_IP}/{layout.GUEST_PREFIX}",
-            f"aenv.gateway={layout.GATEWAY_IP} aenv.gateway_mac={layout.GATEWAY_MAC}",
-            "aenv.hostname=sandbox",
-        )
-    )
 
 
 def _console(spec: VmSpec) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from agentenv.core.clock import Clock
-from agentenv.core.errors import DeadlineExceeded, Internal, NotFound
+from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, Unavailable
 from agentenv.core.model import MetricSample
 from agentenv.guest.client import GuestIdentity
 from agentenv.testing.failpoints import Failpoints
@@ -17,7 +17,8 @@ ENVD_VERSION = "0.6.13"
 
 
 class FakeGuest:
-    """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`; `guest.metrics` cannot fail."""
+    """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`,
+    `guest.answers`, `guest.freeze`, `guest.freeze:done`, `guest.thaw`; `guest.metrics` cannot fail."""
 
     def __init__(self, processes: FakeProcesses, network: FakeNetwork, clock: Clock, points: Failpoints | None = None) -> None:
         self._processes, self._network, self._clock = processes, network, clock
@@ -38,6 +39,29 @@ class FakeGuest:
             process.identity = identity
         await self._points.hit("guest.initialise:done")
         return ENVD_VERSION
+
+    async def answers(self, namespace: str, deadline_s: float) -> bool:
+        """At once, or not at all."""
+        await self._points.hit("guest.answers")
+        process = self._processes.in_namespace(namespace)
+        return process is not None and process.running and not process.hung
+
+    async def freeze(self, namespace: str, deadline_s: float) -> None:
+        """No more writes to the disk, and memory with it. Unavailable when the guest does not answer."""
+        await self._points.hit("guest.freeze")
+        process = self._processes.in_namespace(namespace)
+        if process is None or not process.running or process.hung:
+            raise Unavailable("the guest did not answer /fsfreeze")
+        process.frozen = True
+        await self._points.hit("guest.freeze:done")
+
+    async def thaw(self, namespace: str, deadline_s: float) -> None:
+        """Writes go on."""
+        await self._points.hit("guest.thaw")
+        process = self._processes.in_namespace(namespace)
+        if process is None or not process.running or process.hung:
+            raise Unavailable("the guest did not answer /fsthaw")
+        process.frozen = False
 
     async def run(self, namespace: str, command: str, deadline_s: float) -> tuple[int, str]:
         """Every command works and says nothing, unless `answers_to` says otherwise."""

@@ -34,6 +34,7 @@ from agentenv.testing.fake_orchestrator import ManualClock
 from agentenv.testing.fake_slots import FakeNetwork, FakeSlots
 from agentenv.testing.fake_store import FailingStore
 from agentenv.testing.fake_vmm import FakeProcess, FakeProcesses, FakeVmm
+from agentenv.vmm.driver import BootSpec
 from agentenv.volume.registry import Volumes
 
 TEMPLATE = "base"
@@ -131,6 +132,7 @@ class FakeNode:
             identity=vmm.identity("kernel", "initramfs"),
             volumes=Volumes(store.volumes, self.paths.volumes, self.clock),
             secrets=Vault(store.secrets, self.paths.secret_key, self.clock),
+            boot=BootSpec(Path("kernel"), Path("initramfs"), ""),
             shared=Shared(self.config.limits.starts_at_once),
         )
 
@@ -170,8 +172,9 @@ class FakeNode:
         return self.process(sandbox_id).memory
 
     def snapshot_content(self, snapshot_id: str) -> Content:
-        """What a snapshot holds, by its memory."""
-        return self._layers_content(self.parts.store.snapshot(snapshot_id).memory_layers)
+        """What a snapshot holds, by its memory if it has any."""
+        snapshot = self.parts.store.snapshot(snapshot_id)
+        return self._layers_content(snapshot.memory_layers or snapshot.disk_layers)
 
     def _layers_content(self, layers: tuple[str, ...]) -> Content:
         merged: Content = {}
@@ -224,7 +227,7 @@ class FakeNode:
         if row.vm is not None:
             return ["it still names a VM"]
         if row.state is State.PAUSED:
-            return self._snapshot_problems(row.snapshot_id)
+            return self._mode_problems(row) or self._snapshot_problems(row.snapshot_id)
         if row.state is State.KILLED:
             return ["it still names a snapshot"] if row.snapshot_id else [] if row.reason else ["it gives no reason"]
         return ["it does not rest"]
@@ -236,7 +239,7 @@ class FakeNode:
         named = [process.spec.memory.name, process.spec.disk.name]
         identity = process.identity
         checks = {
-            "its guest stands still": process.running,
+            "its guest stands still": process.running and not process.frozen,
             "it still names a snapshot": row.snapshot_id is None,
             "its VMM's start time is wrong": vm.pid_start_ticks == process.process.start_ticks,
             "its stacks are not the recorded ones": named == [vm.memory_stack, vm.disk_stack],
@@ -253,16 +256,22 @@ class FakeNode:
             wrong.append(f"memory {process.memory} and disk {disk} differ")
         return wrong
 
+    def _mode_problems(self, row: Sandbox) -> list[str]:
+        kept = any(s.has_memory for s in self.parts.store.snapshots() if s.snapshot_id == row.snapshot_id)
+        return [] if kept == (row.pause_mode == "full") else [f"its pause was {row.pause_mode}, its snapshot is not"]
+
     def _snapshot_problems(self, snapshot_id: str | None) -> list[str]:
         snapshot = next((s for s in self.parts.store.snapshots() if s.snapshot_id == snapshot_id), None)
         if snapshot is None:
             return [f"its snapshot {snapshot_id} is not recorded"]
-        if not state_file(self.paths, snapshot.snapshot_id).is_file():
-            return ["its state file is missing"]
+        if snapshot.has_memory != state_file(self.paths, snapshot.snapshot_id).is_file():
+            return ["its state file is missing, or of no use"]
         paths = self.parts.layers.paths((*snapshot.memory_layers, *snapshot.disk_layers))
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
             return [f"layers {missing} are missing"]
+        if not snapshot.has_memory:
+            return []
         memory, disk = self._layers_content(snapshot.memory_layers), self._layers_content(snapshot.disk_layers)
         return [] if memory == disk else [f"memory {memory} and disk {disk} of its snapshot differ"]
 

@@ -19,21 +19,24 @@ from typing import Any
 
 from agentenv.core import ids, templates
 from agentenv.core.clock import Clock, SystemClock, rfc3339
-from agentenv.core.errors import AgentEnvError, Conflict, Internal, InvalidInput, LimitReached, NotFound
+from agentenv.core.errors import AgentEnvError, Conflict, GuestUnresponsive, Internal, InvalidInput, LimitReached, NotFound, Unavailable
 from agentenv.core.lifecycle import CAPTURING, SERVING, VISIBLE, State, is_allowed
 from agentenv.core.model import (
     Build,
     CreateRequest,
     ForkOutcome,
     LogEntry,
+    LogQuery,
     Machine,
     MetricSample,
+    OnTimeout,
     Page,
     Sandbox,
     SandboxFilter,
     Template,
     new_sandbox,
 )
+from agentenv.core.network import NetworkSettings
 from agentenv.core.references import DEFAULT_TAG, parse_new_name
 from agentenv.orchestrator import templates as administration
 from agentenv.secret.vault import Vault
@@ -121,6 +124,7 @@ class FakeOrchestrator:
     def __init__(self, clock: Clock | None = None, templates: Iterable[Template] | None = None, sandboxes_running: int = 200) -> None:
         self.clock: Clock = clock or SystemClock()
         self.sandboxes_running = sandboxes_running
+        self.hung: set[str] = set()  # sandboxes whose guest does not answer
         self._sandboxes: dict[str, Sandbox] = {}
         self._book = _TemplateBook(templates if templates is not None else [make_template()], self._sandboxes)
         self._logs: defaultdict[str, list[LogEntry]] = defaultdict(list)
@@ -176,7 +180,14 @@ class FakeOrchestrator:
             self._end(sandbox.sandbox_id, "create failed")
             raise
         self._book.count_spawn(template.template_id, self.clock.now_ms())
+        self._change(sandbox.sandbox_id, creation=request.creation)
         return self._run(sandbox.sandbox_id, now_ms=self.clock.now_ms(), timeout_s=request.timeout_s, started=True)
+
+    async def created_by(self, key: str) -> Sandbox | None:
+        """The newest sandbox of a creation with that key, for an hour."""
+        oldest_ms = self.clock.now_ms() - 3_600_000
+        found = [s for s in self._sandboxes.values() if s.creation is not None and s.creation.key == key and s.started_at_ms > oldest_ms]
+        return found[-1] if found else None
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """NotFound when it does not exist or is being killed."""
@@ -196,10 +207,15 @@ class FakeOrchestrator:
         more = len(found) > len(part)
         return part, f"{rfc3339(part[-1].started_at_ms)}__{part[-1].sandbox_id}" if more and part else None
 
+    async def count(self, wanted: SandboxFilter) -> int:
+        """How many there are in all."""
+        self._expire_due()
+        return sum(_matches(sandbox, wanted) for sandbox in self._sandboxes.values())
+
     async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
         """Expire `timeout_s` from now; 0 acts now by the sandbox's policy."""
         async with self._locked(sandbox_id, State.RUNNING) as sandbox:
-            self._change(sandbox.sandbox_id, end_at_ms=self.clock.now_ms() + timeout_s * 1000, timeout_s=timeout_s)
+            self._change(sandbox.sandbox_id, end_at_ms=self.clock.now_ms() + timeout_s * 1000)
         self._expire_due()
 
     async def refresh(self, sandbox_id: str, duration_s: int) -> None:
@@ -207,9 +223,12 @@ class FakeOrchestrator:
         async with self._locked(sandbox_id, State.RUNNING) as sandbox:
             self._change(sandbox_id, end_at_ms=max(sandbox.end_at_ms, self.clock.now_ms() + duration_s * 1000))
 
-    async def pause(self, sandbox_id: str) -> None:
+    async def pause(self, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
         """Conflict when already paused. On failure the sandbox runs on."""
         async with self._locked(sandbox_id, State.RUNNING):
+            unresponsive = sandbox_id in self.hung
+            if unresponsive and (require_healthy_guest or not memory):
+                raise Unavailable(f"the guest of sandbox {sandbox_id} did not answer; it runs on")
             self._move(sandbox_id, State.PAUSING)
             try:
                 await self._work("pause")
@@ -218,20 +237,22 @@ class FakeOrchestrator:
                     self._move(sandbox_id, State.RUNNING)
                 raise
             self._alive(sandbox_id)
-            self._move(sandbox_id, State.PAUSED, snapshot_id=ids.new_snapshot_id())
+            mode = "full" if memory else "filesystem"
+            self._move(sandbox_id, State.PAUSED, snapshot_id=ids.new_snapshot_id(), pause_mode=mode, guest_unresponsive=unresponsive)
 
-    async def connect(self, sandbox_id: str, timeout_s: int) -> tuple[Sandbox, bool]:
+    async def connect(self, sandbox_id: str, timeout_s: int, memory: bool = True) -> tuple[Sandbox, bool]:
         """Make it run and last at least `timeout_s` from now."""
         async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as sandbox:
             if sandbox.state is State.PAUSED:
-                return await self._resume(sandbox_id, timeout_s), True
+                return await self._resume(sandbox_id, timeout_s, memory), True
             end_at_ms = max(sandbox.end_at_ms, self.clock.now_ms() + timeout_s * 1000)
             return self._change(sandbox_id, end_at_ms=end_at_ms), False
 
-    async def resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
+    async def resume(self, sandbox_id: str, timeout_s: int, memory: bool = True, on_timeout: OnTimeout | None = None) -> Sandbox:
         """Conflict when it runs already."""
         async with self._locked(sandbox_id, State.PAUSED):
-            return await self._resume(sandbox_id, timeout_s)
+            await self._resume(sandbox_id, timeout_s, memory)
+            return self._change(sandbox_id, **({} if on_timeout is None else {"on_timeout": on_timeout}))
 
     async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
         """`count` copies; the source runs on, or stays paused."""
@@ -266,6 +287,12 @@ class FakeOrchestrator:
         template = await self._book.change_templates(lambda present: templates.with_snapshot(present, build, wanted, now_ms))
         return template, (wanted and wanted.tag) or DEFAULT_TAG
 
+    async def set_network(self, sandbox_id: str, wanted: NetworkSettings, allow_internet_access: bool | None) -> None:
+        """Replace what can change while it runs."""
+        async with self._locked(sandbox_id, State.RUNNING) as sandbox:
+            network = replace(wanted, mask_request_host=sandbox.network.mask_request_host, https_ports=sandbox.network.https_ports)
+            self._change(sandbox_id, network=network, allow_internet_access=allow_internet_access)
+
     async def kill(self, sandbox_id: str) -> None:
         """End it, whatever it is doing. NotFound the second time."""
         self._expire_due()
@@ -276,12 +303,15 @@ class FakeOrchestrator:
         finally:
             self._move(sandbox_id, State.KILLED)
 
-    async def logs(self, sandbox_id: str, start_ms: int, limit: int) -> list[LogEntry]:
-        """The sandbox's life, oldest first; of killed ones too."""
+    async def logs(self, sandbox_id: str, query: LogQuery) -> list[LogEntry]:
+        """A part of the sandbox's life; of killed ones too."""
         self._expire_due()
         if sandbox_id not in self._sandboxes:
             raise _not_found(sandbox_id)
-        return [entry for entry in self._logs[sandbox_id] if entry.timestamp_ms >= start_ms][:limit]
+        entries, cursor_ms = filter(query.matches, self._logs[sandbox_id]), query.cursor_ms
+        if query.backward:
+            return [entry for entry in reversed(list(entries)) if cursor_ms is None or entry.timestamp_ms <= cursor_ms][: query.limit]
+        return [entry for entry in entries if entry.timestamp_ms >= (cursor_ms or 0)][: query.limit]
 
     async def metrics(self, sandbox_id: str, start_ms: int, end_ms: int | None) -> list[MetricSample]:
         """What tests have added, oldest first; of killed ones too."""
@@ -342,8 +372,10 @@ class FakeOrchestrator:
                 raise Conflict(f'Sandbox "{sandbox_id}" is {sandbox.state}', f"the call needs it {' or '.join(states)}")
             yield sandbox
 
-    async def _resume(self, sandbox_id: str, timeout_s: int) -> Sandbox:
+    async def _resume(self, sandbox_id: str, timeout_s: int, memory: bool) -> Sandbox:
         self._check_room()
+        if memory and self._sandboxes[sandbox_id].guest_unresponsive:
+            raise GuestUnresponsive(f"the guest of sandbox {sandbox_id} did not answer when it was paused")
         self._move(sandbox_id, State.RESUMING)
         try:
             await self._work("resume")
@@ -363,6 +395,9 @@ class FakeOrchestrator:
                 sandbox_id=ids.new_sandbox_id(),
                 state=State.CREATING,
                 started_at_ms=now_ms,
+                timeout_s=timeout_s,
+                pause_mode="full",
+                creation=None,
                 metadata=dict(source.metadata),
                 env_vars=dict(source.env_vars),
                 access_token=ids.new_token(),
@@ -381,7 +416,7 @@ class FakeOrchestrator:
 
     def _run(self, sandbox_id: str, *, now_ms: int, timeout_s: int, started: bool = False) -> Sandbox:
         self._alive(sandbox_id)
-        changes: dict[str, Any] = {"end_at_ms": now_ms + timeout_s * 1000, "timeout_s": timeout_s, "snapshot_id": None}
+        changes: dict[str, Any] = {"end_at_ms": now_ms + timeout_s * 1000, "snapshot_id": None, "guest_unresponsive": False}
         if started:
             changes["started_at_ms"] = now_ms  # the clock of a life starts when the sandbox is usable
         return self._move(sandbox_id, State.RUNNING, **changes)
@@ -393,7 +428,8 @@ class FakeOrchestrator:
                 continue
             if sandbox.on_timeout == "pause":
                 self._move(sandbox.sandbox_id, State.PAUSING)
-                self._move(sandbox.sandbox_id, State.PAUSED, snapshot_id=ids.new_snapshot_id())
+                mode = "full" if sandbox.auto_pause_memory else "filesystem"
+                self._move(sandbox.sandbox_id, State.PAUSED, snapshot_id=ids.new_snapshot_id(), pause_mode=mode)
             else:
                 self._end(sandbox.sandbox_id, "its timeout passed")
 

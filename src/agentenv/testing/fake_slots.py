@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from agentenv.core.errors import LimitReached
+from agentenv.core.network import OPEN, Egress
 from agentenv.network.layout import Layout, Slot
 from agentenv.testing.failpoints import Failpoints
 
@@ -18,7 +19,7 @@ class FakeNetwork:
 
     def __init__(self, in_use: Callable[[str], bool] = lambda namespace: False) -> None:
         self.present: set[int] = set()
-        self.offline: set[int] = set()  # made without internet
+        self.egress: dict[int, Egress] = {}  # policies of those that are not open
         self.in_use = in_use
         self.violations: list[str] = []
 
@@ -27,11 +28,11 @@ class FakeNetwork:
         if self.in_use(slot.namespace):
             self.violations.append(f"namespace {slot.namespace} was destroyed under its VM")
         self.present.discard(slot.number)
-        self.offline.discard(slot.number)
+        self.egress.pop(slot.number, None)
 
 
 class FakeSlots:
-    """Stands in for `network.slots.SlotPool`. Points: `slots.acquire`; `slots.destroy` cannot fail."""
+    """Stands in for `network.slots.SlotPool`. Points: `slots.acquire`, `slots.apply`, `slots.apply:done`; `slots.destroy` cannot fail."""
 
     def __init__(self, layout: Layout, network: FakeNetwork, points: Failpoints | None = None) -> None:
         self.layout = layout
@@ -46,17 +47,25 @@ class FakeSlots:
         for number in self._network.present - self._held:
             self._network.destroy(self.layout.slot(number))
 
-    async def acquire(self, internet: bool = True) -> Slot:
+    async def acquire(self, egress: Egress = OPEN) -> Slot:
         """The lowest free slot. LimitReached when there is none."""
         await self._points.hit("slots.acquire")
         for number in range(self.layout.count):
             if number not in self._network.present and number not in self._held:
                 self._held.add(number)
                 self._network.present.add(number)
-                if not internet:
-                    self._network.offline.add(number)
+                if egress != OPEN:
+                    self._network.egress[number] = egress
                 return self.layout.slot(number)
         raise LimitReached(f"all {self.layout.count} network slots are in use")
+
+    async def apply(self, number: int, egress: Egress) -> None:
+        """Put a slot under another policy."""
+        await self._points.hit("slots.apply")
+        self._network.egress.pop(number, None)
+        if egress != OPEN:
+            self._network.egress[number] = egress
+        await self._points.hit("slots.apply:done")
 
     async def release(self, number: int) -> None:
         """Give back; destroyed a little later. No error when it is not held."""

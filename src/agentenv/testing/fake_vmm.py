@@ -33,10 +33,12 @@ class FakeProcess:
     base_memory: Content
     running: bool = True
     stalled: bool = False
+    frozen: bool = False  # its files stand still
     diverged: Content = field(default_factory=dict)
     identity: GuestIdentity | None = None
     last_words: str = ""
-    deaf: bool = False  # its envd lets every call wait
+    deaf: bool = False  # its envd lets every call for metrics wait
+    hung: bool = False  # its envd answers nothing
     metrics_error: BaseException | None = None
     metrics_asked: int = 0
     cpu_used_percent: float = 0.0
@@ -54,8 +56,8 @@ class FakeProcess:
         return self.base_memory | self.diverged
 
     def write(self, block: str, value: str) -> bool:
-        """The guest writes to memory and disk in one instant; False when it stands still."""
-        if not self.running or self.gone.is_set():
+        """The guest writes to memory and disk in one instant; False when it, or its file system, stands still."""
+        if not self.running or self.frozen or self.gone.is_set():
             return False
         self.diverged[block] = value
         self.devices.write(self.spec.disk, block, value)
@@ -83,17 +85,22 @@ class FakeProcesses:
         """The living process in a network namespace. One that outlived its kill is in a former namespace of that name."""
         return next((p for p in self._alive.values() if p.spec.namespace == namespace and not p.doomed), None)
 
-    def start(self, spec: VmSpec) -> FakeProcess:
-        """A new process that has opened its memory and disk. NotFound when one does not exist."""
+    def start(self, spec: VmSpec, boots: bool = False) -> FakeProcess:
+        """A new process that has opened its memory and disk. NotFound when one does not exist.
+
+        A guest that boots knows what is on its disk, and nothing else.
+        """
         if self.devices is None:
             raise Internal("the fake machine has no block devices")
         memory, disk = self.devices.read(spec.memory), self.devices.read(spec.disk)
         if other := self.in_namespace(spec.namespace):
             self.violations.append(f"{spec.name} was started in the namespace of {other.spec.name}")
-        if memory != disk:
+        if boots and memory:
+            self.violations.append(f"{spec.name} was booted on memory that holds {memory}")
+        if not boots and memory != disk:
             self.violations.append(f"{spec.name} was restored from memory {memory} and disk {disk} of different instants")
         spec.work.mkdir(parents=True, exist_ok=True)
-        process = FakeProcess(ProcessId(next(self._pids), 1), spec, self.devices, memory)
+        process = FakeProcess(ProcessId(next(self._pids), 1), spec, self.devices, memory, diverged=dict(disk) if boots else {})
         self._alive[process.process.pid] = process
         for path in (spec.memory, spec.disk):
             self.devices.map(path, 1)
@@ -178,7 +185,7 @@ class FakeVm:
 
 
 class FakeVmm:
-    """Stands in for a driver. Points: `vmm.boot`, `vmm.restore`, `vmm.adopt`."""
+    """Stands in for a driver. Points: `vmm.boot`, `vmm.boot:started`, `vmm.restore`, `vmm.restore:started`, `vmm.adopt`."""
 
     def __init__(self, processes: FakeProcesses, points: Failpoints | None = None) -> None:
         self._processes = processes
@@ -191,7 +198,13 @@ class FakeVmm:
     async def boot(self, spec: VmSpec, boot: BootSpec) -> FakeVm:
         """Start from nothing."""
         await self._points.hit("vmm.boot")
-        return FakeVm(self._processes.start(spec), self._processes, self._points)
+        vm = FakeVm(self._processes.start(spec, boots=True), self._processes, self._points)
+        try:
+            await self._points.hit("vmm.boot:started")
+        except Exception:
+            self._processes.end(vm.fake)
+            raise
+        return vm
 
     async def restore(self, spec: VmSpec, state: Path) -> FakeVm:
         """Start from a state file. Fails before the process exists or after it (then it is gone again), like the real one."""

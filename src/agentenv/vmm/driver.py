@@ -1,6 +1,6 @@
 """What every VMM driver offers. QEMU is the portable one.
 
-A VM starts by `restore`; `boot` exists for template builds only. Both return as soon as the VMM process is recorded and
+A VM starts by `restore`, or by `boot` where there is no memory to restore. Both return as soon as the VMM process is recorded and
 the guest is on its way: whether the guest works is seen from its first answer, and from `Vm.ended` when the VMM dies.
 A VM is a process that outlives the server; `adopt` takes one over after a restart.
 """
@@ -36,6 +36,7 @@ class BootSpec:
     kernel: Path
     initramfs: Path
     cmdline: str
+    keeps_console: bool = False  # in `work`/console.log; a guest that is not ours could fill a disk with it
 
 
 class Vm(Protocol):

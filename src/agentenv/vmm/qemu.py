@@ -26,7 +26,7 @@ _START_DEADLINE_S = 30.0  # loading a state takes milliseconds; a host that is o
 _STATUS_POLL_S = 0.001
 _NOT_YET = ("inmigrate", "prelaunch")
 _STATE_ROOM_BYTES = 4 << 20  # a device state is about 5 kB; below this much free space a failed save means a full disk
-_CONSOLE_RING_BYTES = 64 << 10
+_CONSOLE_RING = f"ringbuf,size={64 << 10}"  # bytes
 
 #: Emulated CPU. `max` less the widest vectors: fewer of them saved, translated and probed makes restores faster.
 _TCG_CPU = "max,-avx,-avx2,-avx512f,-la57"
@@ -136,16 +136,16 @@ class QemuDriver:
         return VmIdentity("qemu", s.accelerator, _cpu(s.accelerator), s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> QemuVm:
-        """Start from the kernel; the guest's console is kept in `work`/console.log."""
+        """Start from the kernel."""
         cmdline = f"console=ttyS0 reboot=t panic=-1 quiet mitigations=off tsc_early_khz={self._settings.tsc_khz} {boot.cmdline}"
         start = ["-kernel", str(boot.kernel), "-initrd", str(boot.initramfs), "-append", cmdline]
-        return await self._start(spec, f"file,path={spec.work / 'console.log'}", start)
+        return await self._start(spec, f"file,path={spec.work / 'console.log'}" if boot.keeps_console else _CONSOLE_RING, start)
 
     async def restore(self, spec: VmSpec, state: Path) -> QemuVm:
-        """Load `state` and run; the console is a ring in QEMU's memory, since a guest could fill a disk with it."""
+        """Load `state` and run; the console is a ring in QEMU's memory."""
         if not state.is_file():
             raise NotFound(f"the VM state {state} does not exist", "the snapshot is damaged; delete it")
-        return await self._start(spec, f"ringbuf,size={_CONSOLE_RING_BYTES}", ["-incoming", f"file:{state}"])
+        return await self._start(spec, _CONSOLE_RING, ["-incoming", f"file:{state}"])
 
     async def adopt(self, spec: VmSpec, process_id: ProcessId) -> QemuVm:
         """Take over a VM started by a former server."""

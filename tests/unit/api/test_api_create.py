@@ -7,7 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from agentenv.api.models import MAX_ENV_VAR_BYTES, MAX_METADATA_BYTES, CreateBody
+from agentenv.core.model import CreateRequest, Sandbox
 from agentenv.testing.fake_orchestrator import FakeOrchestrator
 
 V1, V2 = "/sandboxes", "/v2/sandboxes"
@@ -35,7 +38,7 @@ async def test_reply_has_the_contracts_fields(client: httpx.AsyncClient, orchest
 async def test_defaults(path: str, timeout_s: int, client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
     stored = orchestrator.peek((await client.post(path, json={"templateID": "base"})).json()["sandboxID"])
     assert (stored.timeout_s, stored.on_timeout, stored.auto_resume) == (timeout_s, "kill", False)
-    assert (stored.allow_public_traffic, stored.allow_internet_access, stored.metadata, stored.env_vars) == (True, True, {}, {})
+    assert (stored.allow_public_traffic, stored.allow_internet_access, stored.metadata, stored.env_vars) == (True, None, {}, {})
 
 
 async def test_everything_that_can_be_asked(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
@@ -119,6 +122,11 @@ async def test_body_without_length_and_type(client: httpx.AsyncClient):
         ({"templateID": "base", "network": "none"}, "network"),
         ({"templateID": "base", "network": {"allowPublicTraffic": 0}}, "network.allowPublicTraffic"),
         ({"templateID": "base", "autoPauseMemory": False}, "autoPauseMemory"),
+        ({"templateID": "base", "mcp": "server"}, "mcp"),
+        ({"templateID": "base", "iam": []}, "iam"),
+        ({"templateID": "base", "iam": {"tokens": {"a": {"audience": "x"}}}}, "iam.tokens.a.tokenType"),
+        ({"templateID": "base", "iam": {"tokens": {"a": {"audience": "", "tokenType": "JWT-SVID"}}}}, "iam.tokens.a.audience"),
+        ({"templateID": "base", "iam": {"tokens": {"a": {"audience": "x", "tokenType": "JWT"}}}}, "iam.tokens.a.tokenType"),
         ({"templateID": "base", "autoPauseMemory": False, "autoPause": True, "autoResume": {"enabled": True}}, "autoResume"),
     ],
 )
@@ -134,16 +142,7 @@ async def test_bad_fields_are_named(
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"autoPauseMemory": False, "autoPause": True}, "autoPauseMemory"),
-        ({"network": {"allowOut": ["1.1.1.1"]}}, "network.allowOut"),
-        ({"network": {"denyOut": ["0.0.0.0/0"]}}, "network.denyOut"),
-        ({"network": {"dnsServers": ["9.9.9.9"]}}, "network.dnsServers"),
-        ({"network": {"egressProxy": {"address": "p:1080"}}}, "network.egressProxy"),
-        ({"network": {"maskRequestHost": "x"}}, "network.maskRequestHost"),
-        ({"network": {"httpsPorts": [443]}}, "network.httpsPorts"),
-        ({"network": {"rules": {"x.test": []}}}, "network.rules"),
-        ({"mcp": {"server": {}}}, "mcp"),
-        ({"iam": {"tokens": {"a": {"audience": "x"}}}}, "iam"),
+        ({"iam": {"tokens": {"a": {"audience": "x", "tokenType": "JWT-SVID"}}}}, "iam.tokens"),
         ({"volumeMounts": [{"name": "v", "path": "/v"}]}, "volumeMounts"),
     ],
 )
@@ -153,6 +152,40 @@ async def test_unbuilt_fields_are_refused_by_name(fields: dict[str, Any], named:
     assert response.json()["error_code"] == "unsupported"
     assert response.json()["message"].startswith(f"{named}: ")
     assert (await client.get(V1)).json() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"envVars": {"A": "x" * (MAX_ENV_VAR_BYTES - 3)}}, None),
+        ({"envVars": {"A": "x" * (MAX_ENV_VAR_BYTES - 2)}}, "'A' takes"),
+        ({"envVars": {str(n): "x" * 100_000 for n in range(10)}}, None),
+        ({"envVars": {str(n): "x" * 100_000 for n in range(11)}}, "together they take"),
+        ({"metadata": {"A": "x" * (MAX_METADATA_BYTES - 1)}}, None),
+        ({"metadata": {"A": "x" * MAX_METADATA_BYTES}}, "it takes"),
+        ({"metadata": {str(n): "é" * 400 for n in range(100)}}, "it takes"),
+    ],
+)
+def test_sizes_of_metadata_and_environment(fields: dict[str, Any], named: str | None):
+    if named is None:
+        CreateBody.model_validate({"templateID": "base", **fields})
+        return
+    with pytest.raises(ValidationError, match=named):
+        CreateBody.model_validate({"templateID": "base", **fields})
+
+
+async def test_a_field_nobody_knows_is_ignored_and_named(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    requests = []
+    create = orchestrator.create
+
+    async def seen(request: CreateRequest) -> Sandbox:
+        requests.append(request)
+        return await create(request)
+
+    orchestrator.create = seen  # type: ignore[method-assign]
+    for fields in ({"turbo": True, "another": {"x": 1}}, {"turbo": None}, {"mcp": {"server": {}}, "secure": True}):
+        assert (await client.post(V1, json={"templateID": "base", **fields})).status_code == 201
+    assert [request.unknown_fields for request in requests] == [("another", "turbo"), (), ()]
 
 
 async def test_unknown_template(client: httpx.AsyncClient):

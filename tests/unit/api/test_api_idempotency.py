@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from agentenv.api.idempotency import LIFETIME_MS, IdempotencyCache
 from agentenv.core.errors import LimitReached, Unavailable
@@ -32,7 +34,7 @@ async def test_defaults_spelled_out_are_the_same_request(client: httpx.AsyncClie
 async def test_other_body_same_key(client: httpx.AsyncClient):
     await client.post("/v2/sandboxes", json=BODY, headers=KEY)
     response = await client.post("/v2/sandboxes", json={**BODY, "timeout": 60}, headers=KEY)
-    assert (response.status_code, response.json()["error_code"]) == (422, "idempotency_key_reused")
+    assert (response.status_code, response.json()["error_code"]) == (422, "idempotency_request_mismatch")
     assert len((await client.get("/sandboxes")).json()) == 1
 
 
@@ -76,6 +78,24 @@ async def test_forgotten_after_an_hour(client: httpx.AsyncClient, clock: ManualC
     assert (await client.post("/v2/sandboxes", json={**BODY, "timeout": 86_400}, headers=KEY)).json() == first.json()
     clock.advance_ms(1)
     assert (await client.post("/v2/sandboxes", json={**BODY, "timeout": 86_400}, headers=KEY)).json() != first.json()
+
+
+async def test_known_after_a_restart_of_the_server(
+    app: FastAPI, client: httpx.AsyncClient, orchestrator: FakeOrchestrator, clock: ManualClock
+):
+    first = await client.post("/v2/sandboxes", json=BODY, headers=KEY)
+    orchestrator.fail_next("create", Unavailable("starting"))
+    other = {"Idempotency-Key": "other"}
+    assert (await client.post("/v2/sandboxes", json=BODY, headers=other)).status_code == 503
+    app.state.context = replace(app.state.context, creations=IdempotencyCache(clock))
+    assert (await client.post("/v2/sandboxes", json=BODY, headers=KEY)).json() == first.json()
+    assert (await client.post("/v2/sandboxes", json={**BODY, "timeout": 1}, headers=KEY)).status_code == 422
+    assert (await client.post("/v2/sandboxes", json=BODY, headers=other)).status_code == 201
+    await client.delete(f"/sandboxes/{first.json()['sandboxID']}")
+    assert (await client.post("/v2/sandboxes", json=BODY, headers=KEY)).json() == first.json(), "a repeat is no new request"
+    app.state.context = replace(app.state.context, creations=IdempotencyCache(clock))
+    clock.advance_ms(LIFETIME_MS)
+    assert (await client.post("/v2/sandboxes", json=BODY, headers=KEY)).json() != first.json()
 
 
 @pytest.mark.parametrize("bad", ["", "UPPER", "with space", "x" * 256, "ünï"])

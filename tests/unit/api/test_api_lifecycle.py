@@ -95,6 +95,63 @@ async def test_connect_resumes(client: httpx.AsyncClient, clock: ManualClock, or
     assert await left_s(client, clock, sandbox_id) == 300
 
 
+@pytest.mark.parametrize(("created_s", "expected_s"), [(100, 300), (3000, 3000)])
+async def test_a_connect_without_timeout_gives_a_paused_one_what_it_was_created_with(
+    created_s: int, expected_s: int, client: httpx.AsyncClient, clock: ManualClock
+):
+    sandbox_id = (await client.post("/v2/sandboxes", json={"templateID": "base", "timeout": created_s})).json()["sandboxID"]
+    await client.post(f"/sandboxes/{sandbox_id}/timeout", json={"timeout": 20})
+    await client.post(f"/v2/sandboxes/{sandbox_id}/connect")
+    assert await left_s(client, clock, sandbox_id) == 300, "one that runs is not given more than the contract's default"
+    await client.post(f"/sandboxes/{sandbox_id}/pause")
+    clock.advance_ms(10_000_000)
+    await client.post(f"/v2/sandboxes/{sandbox_id}/connect")
+    assert await left_s(client, clock, sandbox_id) == expected_s
+
+
+@pytest.mark.parametrize("generation", ["/v2/sandboxes/{}/connect", "/sandboxes/{}/connect", "/sandboxes/{}/resume"])
+@pytest.mark.parametrize(
+    "policy", [{"autoPause": True}, {"autoPause": True, "autoPauseMemory": False}, {"autoPause": True, "autoResume": {"enabled": True}}, {}]
+)
+async def test_coming_back_keeps_the_policy(
+    generation: str, policy: dict[str, Any], client: httpx.AsyncClient, orchestrator: FakeOrchestrator
+):
+    sandbox_id = (await client.post("/v2/sandboxes", json={"templateID": "base", **policy})).json()["sandboxID"]
+    before = orchestrator.peek(sandbox_id)
+    await client.post(f"/sandboxes/{sandbox_id}/pause")
+    assert (await client.post(generation.format(sandbox_id), json={"timeout": 60})).status_code == 201
+    after = orchestrator.peek(sandbox_id)
+    names = (
+        "on_timeout",
+        "auto_pause_memory",
+        "auto_resume",
+        "timeout_s",
+        "access_token",
+        "traffic_token",
+        "metadata",
+        "env_vars",
+        "network",
+    )
+    assert {name: getattr(after, name) for name in names} == {name: getattr(before, name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 201),
+        (b"{}", 201),
+        (b"null", 201),
+        (b'{"timeout":null}', 201),
+        (b'{"timeout":0}', 400),
+        (b'{"timeout":-1}', 400),
+        (b'{"timeout":99999999}', 400),
+    ],
+)
+async def test_bodies_of_a_resume(content: bytes, status: int, client: httpx.AsyncClient, sandbox_id: str):
+    await client.post(f"/sandboxes/{sandbox_id}/pause")
+    assert (await client.post(f"/sandboxes/{sandbox_id}/resume", content=content)).status_code == status
+
+
 async def test_connect_v1_needs_a_timeout(client: httpx.AsyncClient, sandbox_id: str):
     response = await client.post(f"/sandboxes/{sandbox_id}/connect", json={})
     assert (response.status_code, response.json()["message"]) == (400, "timeout: Field required")
@@ -103,10 +160,20 @@ async def test_connect_v1_needs_a_timeout(client: httpx.AsyncClient, sandbox_id:
 async def test_resume(client: httpx.AsyncClient, clock: ManualClock, sandbox_id: str):
     assert (await client.post(f"/sandboxes/{sandbox_id}/resume")).status_code == 409
     await client.post(f"/sandboxes/{sandbox_id}/pause")
-    assert (await client.post(f"/sandboxes/{sandbox_id}/resume", json={"autoPause": True})).status_code == 501
-    response = await client.post(f"/sandboxes/{sandbox_id}/resume", json={"autoPause": False})
+    response = await client.post(f"/sandboxes/{sandbox_id}/resume")
     assert (response.status_code, response.json()["sandboxID"]) == (201, sandbox_id)
     assert await left_s(client, clock, sandbox_id) == 15
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("asked", [True, False, None])
+async def test_resume_changes_the_policy_only_when_asked(before: bool, asked: bool | None, client: httpx.AsyncClient):
+    body = {"templateID": "base", "autoPause": before}
+    sandbox_id = (await client.post("/v2/sandboxes", json=body)).json()["sandboxID"]
+    await client.post(f"/sandboxes/{sandbox_id}/pause")
+    assert (await client.post(f"/sandboxes/{sandbox_id}/resume", json={"autoPause": asked})).status_code == 201
+    lifecycle = (await client.get(f"/sandboxes/{sandbox_id}")).json()["lifecycle"]
+    assert lifecycle["onTimeout"] == ("pause" if (before if asked is None else asked) else "kill")
 
 
 @pytest.mark.parametrize("timeout_s", [10, 1000])
@@ -203,20 +270,48 @@ async def test_bad_fields_are_named(call: str, body: dict[str, Any], named: str,
     assert named in response.json()["message"]
 
 
+@pytest.mark.parametrize(("body", "mode"), [({}, "full"), ({"memory": True}, "full"), ({"memory": False}, "filesystem")])
+async def test_the_mode_of_a_pause_is_shown_while_it_is_paused(body: dict[str, Any], mode: str, client: httpx.AsyncClient, sandbox_id: str):
+    assert (await client.post(f"/sandboxes/{sandbox_id}/pause", json=body)).status_code == 204
+    detail = (await client.get(f"/sandboxes/{sandbox_id}")).json()
+    assert (detail["state"], detail["pauseMode"]) == ("paused", mode)
+    assert "envdUnresponsiveAtPause" not in detail
+    assert (await client.post(f"/v2/sandboxes/{sandbox_id}/connect")).status_code == 201
+    assert "pauseMode" not in (await client.get(f"/sandboxes/{sandbox_id}")).json()
+
+
 @pytest.mark.parametrize(
-    ("path", "body", "named"),
-    [
-        ("/sandboxes/{}/pause", {"memory": False}, "memory"),
-        ("/sandboxes/{}/pause", {"requireHealthyGuest": True}, "requireHealthyGuest"),
-        ("/v2/sandboxes/{}/connect", {"memory": False}, "memory"),
-        ("/sandboxes/{}/resume", {"memory": False}, "memory"),
-    ],
+    ("fields", "mode"), [({}, "full"), ({"autoPauseMemory": True}, "full"), ({"autoPauseMemory": False}, "filesystem")]
 )
-async def test_unbuilt_fields_are_refused_by_name(path: str, body: dict[str, Any], named: str, client: httpx.AsyncClient, sandbox_id: str):
-    response = await client.post(path.format(sandbox_id), json=body)
-    assert response.status_code == 501
-    assert response.json()["message"].startswith(f"{named}: ")
+async def test_the_pause_at_the_timeout_saves_what_was_asked(fields: dict[str, Any], mode: str, client: httpx.AsyncClient):
+    body = {"templateID": "base", "autoPause": True, **fields}
+    sandbox_id = (await client.post("/v2/sandboxes", json=body)).json()["sandboxID"]
+    await client.post(f"/sandboxes/{sandbox_id}/timeout", json={"timeout": 0})
+    assert (await client.get(f"/sandboxes/{sandbox_id}")).json()["pauseMode"] == mode
+
+
+@pytest.mark.parametrize("body", [{"memory": False}, {"requireHealthyGuest": True}, {"memory": False, "requireHealthyGuest": True}])
+async def test_a_guest_that_must_answer_and_does_not(
+    body: dict[str, Any], client: httpx.AsyncClient, orchestrator: FakeOrchestrator, sandbox_id: str
+):
+    orchestrator.hung.add(sandbox_id)
+    response = await client.post(f"/sandboxes/{sandbox_id}/pause", json=body)
+    assert (response.status_code, response.json()["code"]) == (503, 503)
     assert await state(client, sandbox_id) == "running"
+
+
+@pytest.mark.parametrize("path", ["/v2/sandboxes/{}/connect", "/sandboxes/{}/connect", "/sandboxes/{}/resume"])
+async def test_a_guest_that_did_not_answer_comes_back_from_its_disk_only(
+    path: str, client: httpx.AsyncClient, orchestrator: FakeOrchestrator, sandbox_id: str
+):
+    orchestrator.hung.add(sandbox_id)
+    assert (await client.post(f"/sandboxes/{sandbox_id}/pause")).status_code == 204
+    assert (await client.get(f"/sandboxes/{sandbox_id}")).json()["envdUnresponsiveAtPause"] is True
+    refused = await client.post(path.format(sandbox_id), json={"timeout": 60})
+    assert (refused.status_code, refused.json()["error_code"]) == (409, "sandbox_snapshot_guest_agent_unresponsive")
+    assert await state(client, sandbox_id) == "paused"
+    assert (await client.post(path.format(sandbox_id), json={"timeout": 60, "memory": False})).status_code == 201
+    assert "envdUnresponsiveAtPause" not in (await client.get(f"/sandboxes/{sandbox_id}")).json()
 
 
 async def test_logs(client: httpx.AsyncClient, clock: ManualClock, sandbox_id: str):

@@ -10,10 +10,11 @@ import pytest
 from e2b import AsyncSandbox, Sandbox, SandboxQuery, SandboxState, Template
 from e2b.exceptions import (
     AuthenticationException,
-    NotFoundException,
+    GuestUnresponsiveException,
     RateLimitException,
     SandboxException,
     SandboxNotFoundException,
+    ServiceBusyException,
     TemplateException,
 )
 
@@ -132,8 +133,10 @@ def test_errors_have_the_sdks_classes(options: Options, live_orchestrator: FakeO
         Sandbox.create("nothing", **options)
     with pytest.raises(SandboxException, match="400: Timeout cannot be greater than 24 hours"):
         Sandbox.create("base", timeout=10**6, **options)
-    with pytest.raises(SandboxException, match="501: mcp"):
-        Sandbox.create("base", mcp={"exa": {"apiKey": "x"}}, **options)
+    with pytest.raises(SandboxException, match="400: When specifying allowed domains"):
+        Sandbox.create("base", network={"allow_out": ["example.com"]}, **options)
+    with pytest.raises(SandboxException, match="501: iam"):
+        Sandbox.create("base", iam={"tokens": {"a": {"audience": "x", "token_type": "JWT-SVID"}}}, **options)
     live_orchestrator.sandboxes_running = 0
     with pytest.raises(RateLimitException, match="limit of this node"):
         Sandbox.create("base", retries=0, **options)
@@ -156,8 +159,37 @@ def test_unbuilt_calls_fail_at_once(options: Options):
     sandbox = Sandbox.create("base", **options)
     with pytest.raises(SandboxException, match="501"):
         sandbox.create_snapshot(mode="filesystem")
-    with pytest.raises((SandboxException, NotFoundException), match="501"):
-        Sandbox.create("base", network={"deny_out": ["0.0.0.0/0"]}, **options)
+
+
+def test_network_settings(options: Options):
+    network = {"allow_out": lambda ctx: ["1.1.1.1", *ctx.rules], "deny_out": lambda ctx: [ctx.all_traffic], "rules": {"a.test": []}}
+    sandbox = Sandbox.create("base", network=network, **options)
+    shown = sandbox.get_info().network
+    assert (shown["allow_out"], shown["deny_out"], shown["rules"]) == (["1.1.1.1", "a.test"], ["0.0.0.0/0"], {"a.test": []})
+    sandbox.update_network({"deny_out": ["9.9.9.9"]})
+    shown = sandbox.get_info().network
+    assert ("allow_out" in shown, shown["deny_out"]) == (False, ["9.9.9.9"])
+    sandbox.pause()
+    with pytest.raises(SandboxException):
+        sandbox.update_network({})
+
+
+def test_modes_of_pause_and_resume(options: Options, live_orchestrator: FakeOrchestrator):
+    sandbox = Sandbox.create("base", lifecycle={"on_timeout": {"action": "pause", "mode": "filesystem"}}, **options)
+    assert live_orchestrator.peek(sandbox.sandbox_id).auto_pause_memory is False
+    assert sandbox.pause(mode="filesystem") is True
+    assert sandbox.pause(mode="filesystem") is False
+    assert live_orchestrator.peek(sandbox.sandbox_id).pause_mode == "filesystem"
+    sandbox.connect(on_resume="reboot")
+    live_orchestrator.hung.add(sandbox.sandbox_id)
+    with pytest.raises(ServiceBusyException):
+        sandbox.pause(strict=True, retries=0)
+    sandbox.pause()
+    assert sandbox.get_info().envd_unresponsive_at_pause is True
+    with pytest.raises(GuestUnresponsiveException):
+        sandbox.connect()
+    sandbox.connect(on_resume="reboot")
+    assert sandbox.get_info().envd_unresponsive_at_pause is None
 
 
 def test_snapshots(options: Options):

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from agentenv.core.errors import StorageFull
+from agentenv.core.model import LogQuery
 from agentenv.testing.fake_orchestrator import FakeOrchestrator, ManualClock
 
 
@@ -69,7 +70,7 @@ async def test_a_bad_name_is_refused_and_the_sandbox_left_alone(name: str, clien
     response = await client.post(f"/sandboxes/{source}/snapshots", json={"name": name})
     assert response.status_code == 400
     assert response.json()["message"].startswith("name: ")
-    assert "snapshotting" not in str(await orchestrator.logs(source, 0, 100))
+    assert "snapshotting" not in str(await orchestrator.logs(source, LogQuery()))
     assert await listed(client) == []
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from agentenv.cli.main import cli
 from agentenv.core.errors import Internal, LimitReached, StorageFull
 from agentenv.core.lifecycle import State
-from agentenv.core.model import LogEntry
+from agentenv.core.model import LogEntry, LogQuery
 from agentenv.testing.fake_orchestrator import ManualClock
 
 
@@ -320,7 +320,7 @@ def test_logs(aenv, server):
     sandbox_id = aenv.start()
     aenv("pause", sandbox_id)
     aenv("resume", sandbox_id)
-    known = asyncio.run(server.orchestrator.logs(sandbox_id, 0, 1000))
+    known = asyncio.run(server.orchestrator.logs(sandbox_id, LogQuery()))
     assert len(known) >= 3
     assert len(aenv("logs", sandbox_id).stdout.splitlines()) == len(known)
     entries = [json.loads(line) for line in aenv("logs", sandbox_id, "--json").stdout.splitlines()]

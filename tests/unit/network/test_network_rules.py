@@ -6,6 +6,7 @@ import pytest
 
 from agentenv.config.schema import NetworkConfig
 from agentenv.core.errors import InvalidInput
+from agentenv.core.network import OPEN, Egress
 from agentenv.network import rules
 from agentenv.network.layout import Layout
 
@@ -19,6 +20,14 @@ DENIED: dict[str, tuple[str, ...]] = {
 }
 
 
+EGRESS = (
+    OPEN,
+    Egress(deny=("0.0.0.0/0",)),
+    Egress(allow=("1.1.1.1/32",), deny=("0.0.0.0/0", "1.0.0.0/8")),
+    Egress(allow=("0.0.0.0/0", "8.8.8.8/32")),
+)
+
+
 def _nft(namespace: str, text: str, *options: str) -> str:
     argv = ["ip", "netns", "exec", namespace, "nft", *options, "-f", "-"]
     done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=20)
@@ -29,7 +38,7 @@ def _nft(namespace: str, text: str, *options: str) -> str:
 @pytest.mark.parametrize("denied", DENIED.values(), ids=DENIED)
 def test_the_kernel_takes_every_rule_set(scratch_namespace: str, denied: tuple[str, ...]) -> None:
     layout = Layout("10.119.0.0/16", "ab12")
-    texts = [rules.namespace_rules(denied, True), rules.namespace_rules(denied, False), rules.host_rules(layout, denied)]
+    texts = [*(rules.namespace_rules(denied, egress) for egress in EGRESS), rules.host_rules(layout, denied)]
     for text in texts:
         _nft(scratch_namespace, text, "-c")
         _nft(scratch_namespace, text)
@@ -52,4 +61,4 @@ def test_host_rules_come_and_go_as_a_whole(scratch_namespace: str) -> None:
 def test_a_range_that_is_none_is_refused_by_name() -> None:
     for cidr in ("ten", "fd00::/8", "10.0.0.0/40", "1.2.3.4 } }; flush ruleset"):
         with pytest.raises(InvalidInput, match=r"network\.denied_cidrs"):
-            rules.namespace_rules((cidr,), True)
+            rules.namespace_rules((cidr,), OPEN)

@@ -14,6 +14,7 @@ import pytest
 
 from agentenv.config.schema import NetworkConfig
 from agentenv.core.errors import LimitReached
+from agentenv.core.network import OPEN, Egress
 from agentenv.host import netns
 from agentenv.network import slots as slots_module
 from agentenv.network.layout import Layout
@@ -95,7 +96,7 @@ async def test_a_slot_has_what_a_guest_needs_and_nothing_stays(layout: Layout) -
     assert "02:00:00:00:00:01 PERMANENT" in inside("ip", "neigh", "show", "dev", "tap0")
     assert f"default via {slot.host_ip}" in inside("ip", "route")
     assert inside("cat", "/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/disable_ipv6").split() == ["1", "1"]
-    assert 'oifname "eth0" accept' in inside("nft", "list", "ruleset")
+    assert 'oifname "eth0" goto egress' in inside("nft", "list", "ruleset")
     await pool.release(slot.number)
     await pool.settle()
     assert slot.namespace not in _on_machine(layout)[0]
@@ -106,14 +107,23 @@ async def test_a_slot_has_what_a_guest_needs_and_nothing_stays(layout: Layout) -
     assert not _has_table(layout)
 
 
-async def test_a_slot_without_internet_lets_nothing_out(layout: Layout) -> None:
+async def test_a_slot_is_under_the_policy_it_was_asked_with_and_then_under_another(layout: Layout) -> None:
     pool = SlotPool(layout, DENIED, ready=0)
     await pool.open(())
-    slot = await pool.acquire(internet=False)
-    argv = ["ip", "netns", "exec", slot.namespace, "nft", "list", "chain", "ip", "slot", "forward"]
-    listed = _run(argv)
-    assert 'oifname "eth0" drop' in listed
-    assert 'oifname "eth0" accept' not in listed
+    slot = await pool.acquire(Egress(allow=("1.1.1.1/32",), deny=("0.0.0.0/0",)))
+
+    def listed(name: str) -> str:
+        return _run(["ip", "netns", "exec", slot.namespace, "nft", "list", "set", "ip", "slot", name])
+
+    assert "1.1.1.1" in listed("allow_out")
+    assert "0.0.0.0/0" in listed("deny_out")
+    assert "10.0.0.0/8" in listed("denied_cidrs")
+    await pool.apply(slot.number, Egress(deny=("9.9.9.9/32",)))
+    assert "elements" not in listed("allow_out")
+    assert "9.9.9.9" in listed("deny_out")
+    assert "10.0.0.0/8" in listed("denied_cidrs"), "the node's own ranges are denied whatever the policy"
+    await pool.apply(slot.number, OPEN)
+    assert "elements" not in listed("allow_out") + listed("deny_out")
     await pool.release(slot.number)
     await pool.close()
 
@@ -173,9 +183,9 @@ async def test_a_slot_that_cannot_be_made_leaves_nothing(layout: Layout, monkeyp
     pool = SlotPool(layout, DENIED, ready=0)
     await pool.open(())
     monkeypatch.setattr(slots_module, "_load_namespace_rules", fail)
-    for internet in (True, False):
+    for egress in (OPEN, Egress(deny=("0.0.0.0/0",))):
         with pytest.raises(LimitReached, match="injected"):
-            await pool.acquire(internet)
+            await pool.acquire(egress)
     monkeypatch.undo()
     await pool.settle()
     assert pool.counts() == {"ready": 0, "held": 0, "changing": 0}

@@ -37,6 +37,7 @@ _POINTS = (
     "vm.*",
     "vm.resume",
     "vmm.restore*",
+    "vmm.boot*",
     "guest.*",
     "slots.*",
     "blocks.commit",
@@ -166,7 +167,9 @@ class Driver:
     async def _create(self) -> None:
         policy: OnTimeout = self._random.choice(("kill", "pause"))
         reference = self._any_template()
-        await self.node.create(self._random.randint(60, 2000), reference, on_timeout=policy, metadata={"policy": policy})
+        memory = policy == "kill" or self._random.random() < 0.5
+        timeout_s, metadata = self._random.randint(60, 2000), {"policy": policy}
+        await self.node.create(timeout_s, reference, on_timeout=policy, auto_pause_memory=memory, metadata=metadata)
 
     def _any_template(self) -> str:
         """A name and a tag of what there is, the base template more often than any other."""
@@ -189,14 +192,15 @@ class Driver:
             await self.node.orchestrator.delete_template(reference if self._random.random() < 0.5 else reference.partition(":")[0])
 
     async def _pause(self, sandbox: Sandbox) -> None:
-        await self.node.orchestrator.pause(sandbox.sandbox_id)
+        await self.node.orchestrator.pause(sandbox.sandbox_id, memory=self._random.random() < 0.6)
 
     async def _resume(self, sandbox: Sandbox) -> None:
         await self.node.orchestrator.resume(sandbox.sandbox_id, self._random.randint(60, 2000))
 
     async def _connect(self, sandbox: Sandbox) -> None:
         sandbox_id, timeout_s, called_at_ms = sandbox.sandbox_id, self._random.randint(1, 2000), self.node.clock.now_ms()
-        connected, resumed = await self.node.orchestrator.connect(sandbox_id, timeout_s)
+        memory = self._random.random() < 0.7
+        connected, resumed = await self.node.orchestrator.connect(sandbox_id, timeout_s, memory)
         undisturbed = self._asked_now[sandbox_id] <= {"connect", "fork", "write", "snapshot", "forget"} and not self.node.points.failed
         if not resumed and sandbox.state is State.RUNNING and undisturbed:
             assert connected.end_at_ms >= sandbox.end_at_ms, "connect shortened the lifetime"

@@ -23,6 +23,14 @@ async def pause(node: FakeNode, sandbox_id: str) -> None:
     await node.orchestrator.pause(sandbox_id)
 
 
+async def pause_disk(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.pause(sandbox_id, memory=False)
+
+
+async def boot(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.connect(sandbox_id, 600, memory=False)
+
+
 async def resume(node: FakeNode, sandbox_id: str) -> None:
     await node.orchestrator.resume(sandbox_id, 600)
 
@@ -45,6 +53,8 @@ async def kill(node: FakeNode, sandbox_id: str) -> None:
 VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[State]]] = {
     "create": (create, State.RUNNING, {State.RUNNING}),
     "pause": (pause, State.RUNNING, {State.RUNNING, State.PAUSED}),
+    "pause of the disk": (pause_disk, State.RUNNING, {State.RUNNING, State.PAUSED}),
+    "boot of a paused one": (boot, State.PAUSED, {State.RUNNING, State.PAUSED}),
     "resume": (resume, State.PAUSED, {State.RUNNING, State.PAUSED}),
     "fork of a running one": (fork, State.RUNNING, {State.RUNNING}),
     "fork of a paused one": (fork, State.PAUSED, {State.PAUSED}),
@@ -53,7 +63,7 @@ VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[St
     "kill of a running one": (kill, State.RUNNING, {State.RUNNING, State.KILLED}),
     "kill of a paused one": (kill, State.PAUSED, {State.PAUSED, State.KILLED}),
 }
-_AT_ONCE = ("pause", "resume")
+_AT_ONCE = ("pause", "pause of the disk", "boot of a paused one", "resume")
 ERRORS = {"a full disk": StorageFull, "a bug": ZeroDivisionError}
 
 

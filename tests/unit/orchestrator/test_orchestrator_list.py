@@ -6,7 +6,8 @@ import pytest
 
 from agentenv.core.errors import Conflict, InvalidInput, NotFound
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Page, SandboxFilter
+from agentenv.core.model import LogQuery, Page, SandboxFilter
+from agentenv.core.network import Egress
 from agentenv.testing.fake_node import FakeNode
 
 
@@ -78,7 +79,7 @@ async def test_verbs_in_the_wrong_state_say_so(node: FakeNode) -> None:
         node.orchestrator.set_timeout(sandbox_id, 60),
         node.orchestrator.refresh(sandbox_id, 60),
         node.orchestrator.get(sandbox_id),
-        node.orchestrator.logs("inothere", 0, 1),
+        node.orchestrator.logs("inothere", LogQuery()),
     ):
         with pytest.raises(NotFound):
             await verb
@@ -91,7 +92,7 @@ async def test_network_policy_and_tokens_reach_slot_and_guest(node: FakeNode) ->
     closed = await node.create(allow_internet_access=False, allow_public_traffic=False)
     row = node.row(closed)
     assert row.vm is not None
-    assert row.vm.slot in node.network.offline
+    assert node.network.egress[row.vm.slot] == Egress(deny=("0.0.0.0/0",))
     assert row.traffic_token not in (None, row.access_token)
     identity = node.process(closed).identity
     assert identity is not None
@@ -100,4 +101,4 @@ async def test_network_policy_and_tokens_reach_slot_and_guest(node: FakeNode) ->
     await node.orchestrator.resume(closed, 60)
     row = node.row(closed)
     assert row.vm is not None
-    assert row.vm.slot in node.network.offline, "a resumed sandbox lost its network policy"
+    assert node.network.egress[row.vm.slot] == Egress(deny=("0.0.0.0/0",)), "a resumed sandbox lost its network policy"

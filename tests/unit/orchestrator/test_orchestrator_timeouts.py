@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.core.errors import NotFound, StorageFull
 from agentenv.core.lifecycle import State
+from agentenv.core.model import LogQuery
 from agentenv.testing.fake_node import FakeNode
 
 
@@ -163,9 +164,9 @@ async def test_failures_of_the_database_do_not_end_the_timeouts(node: FakeNode) 
 async def test_rows_of_killed_sandboxes_are_forgotten_after_their_time(node: FakeNode) -> None:
     sandbox_id = await node.create()
     await node.orchestrator.kill(sandbox_id)
-    assert [e.message for e in await node.orchestrator.logs(sandbox_id, 0, 10)] == ["started", "ended"]
+    assert [e.message for e in await node.orchestrator.logs(sandbox_id, LogQuery())] == ["started", "ended"]
     node.clock.advance_ms(3_600_000 + 1)
     await node.quiesce()
     assert node.parts.store.sandbox(sandbox_id) is None
     with pytest.raises(NotFound):
-        await node.orchestrator.logs(sandbox_id, 0, 10)
+        await node.orchestrator.logs(sandbox_id, LogQuery())

@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.core.errors import DataCorrupt, HostNotReady
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Machine
+from agentenv.core.model import LogQuery, Machine
 from agentenv.store import schema
 from agentenv.store.sqlite import Store
 from agentenv.testing.fake_orchestrator import ManualClock
@@ -129,7 +129,7 @@ async def test_a_database_of_version_1_keeps_everything(old: Path) -> None:
         assert sandbox is not None
         assert (sandbox.state, sandbox.snapshot_id, sandbox.access_token, sandbox.env_vars) == (State.PAUSED, "s2", "token", {"X": "1"})
         assert {snapshot.snapshot_id for snapshot in store.snapshots()} == {"s1", "s2"}
-        assert [entry.message for entry in await store.events("i1", 0, 10)] == ["hi"]
+        assert [entry.message for entry in await store.events("i1", LogQuery())] == ["hi"]
         await store.close()
 
 

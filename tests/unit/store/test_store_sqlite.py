@@ -14,7 +14,7 @@ import pytest
 from agentenv.core import ids, templates
 from agentenv.core.errors import Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Build, LogEntry, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity, Volume
+from agentenv.core.model import Build, LogEntry, LogLevel, LogQuery, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity, Volume
 from agentenv.core.references import Reference
 from agentenv.store import sqlite as sqlite_module
 from agentenv.store.schema import STEPS, upgrade
@@ -76,7 +76,7 @@ async def test_everything_is_the_same_after_a_restart(store: Store) -> None:
     assert found == store.template("t1")
     assert found is not None
     assert (found.spawn_count, found.last_spawned_at_ms) == (1, 77)
-    assert await other.events(full.sandbox_id, 0, 10) == [LogEntry(7, "warn", "x", "hello", {"a": "b"})]
+    assert await other.events(full.sandbox_id, LogQuery()) == [LogEntry(7, "warn", "x", "hello", {"a": "b"})]
     await other.close()
 
 
@@ -272,11 +272,45 @@ async def test_a_log_keeps_the_newest_entries_of_each_sandbox(store: Store, monk
     for number in range(12):
         await store.add_event("a", LogEntry(number, "info", "x", str(number)))
     await store.add_event("b", LogEntry(0, "info", "x", "of b"))
-    assert [e.message for e in await store.events("a", 0, 100)] == ["7", "8", "9", "10", "11"]
-    assert [e.message for e in await store.events("a", 9, 2)] == ["9", "10"]
-    assert [e.message for e in await store.events("b", 0, 100)] == ["of b"]
+    assert [e.message for e in await store.events("a", LogQuery())] == ["7", "8", "9", "10", "11"]
+    assert [e.message for e in await store.events("a", LogQuery(cursor_ms=9, limit=2))] == ["9", "10"]
+    assert [e.message for e in await store.events("b", LogQuery())] == ["of b"]
     await store.forget_sandbox("a")
-    assert await store.events("a", 0, 100) == []
+    assert await store.events("a", LogQuery()) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (LogQuery(), "abcdef"),
+        (LogQuery(limit=2), "ab"),
+        (LogQuery(limit=0), ""),
+        (LogQuery(cursor_ms=2), "cdef"),
+        (LogQuery(backward=True), "fedcba"),
+        (LogQuery(backward=True, limit=2), "fe"),
+        (LogQuery(backward=True, cursor_ms=2), "dcba"),
+        (LogQuery(backward=True, cursor_ms=0), "a"),
+        (LogQuery(level="warn"), "cf"),
+        (LogQuery(level="warn", backward=True, limit=1), "f"),
+        (LogQuery(level="error"), "f"),
+        (LogQuery(search="d"), "d"),
+        (LogQuery(search="%"), ""),
+        (LogQuery(search="c", level="error"), ""),
+    ],
+)
+async def test_a_log_is_read_by_time_direction_level_and_text(store: Store, query: LogQuery, expected: str) -> None:
+    levels: list[LogLevel] = ["debug", "info", "warn", "info", "debug", "error"]
+    for name, level, at_ms in zip("abcdef", levels, (0, 1, 2, 2, 3, 4), strict=True):  # two of them in one millisecond
+        await store.add_event("s", LogEntry(at_ms, level, "x", name))
+        await store.add_event("other", LogEntry(at_ms, level, "x", name.upper()))
+    assert "".join(entry.message for entry in await store.events("s", query)) == expected
+
+
+async def test_the_newest_entries_are_found_without_reading_the_others(store: Store) -> None:
+    plan = "EXPLAIN QUERY PLAN SELECT body FROM events WHERE sandbox_id = ? AND timestamp_ms <= ? ORDER BY timestamp_ms DESC, rowid DESC"
+    steps = [row[3] for row in await store._run(lambda: store._db.execute(plan, ("s", 1)).fetchall())]
+    assert [step for step in steps if "events_by_sandbox" in step], steps
+    assert not [step for step in steps if "TEMP B-TREE" in step], steps
 
 
 async def test_templates_are_changed_one_after_the_other(store: Store) -> None:

@@ -16,6 +16,7 @@ from agentenv.template import base
 from agentenv.template.base import BaseBuilder, BaseInputs
 from agentenv.template.recipes import RECIPES, Recipe
 from agentenv.testing.fake_node import FakeNode
+from agentenv.vmm.driver import BootSpec
 
 RECIPE = Recipe(name="service", start="start it", ready="is it ready", warm_up="warm it", min_memory_mb=1024)
 
@@ -54,7 +55,7 @@ def builder(node: FakeNode, recipe: Recipe) -> BaseBuilder:
 async def build(node: FakeNode, recipe: Recipe, digest: str = "d1") -> Template:
     image = node.paths.home / "root.ext4"
     image.write_text("{}")
-    inputs = BaseInputs(image, digest, Path("/kernel"), Path("/initramfs"))
+    inputs = BaseInputs(image, digest, BootSpec(Path("/kernel"), Path("/initramfs"), ""))
     return await builder(node, recipe).build(inputs, lambda *_: None)
 
 

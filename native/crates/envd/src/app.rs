@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crate::connect::{Code, ConnectError};
 use crate::files::turns::Turns;
@@ -60,6 +61,8 @@ pub struct App {
     pub watchers: Arc<Watchers>,
     /// Last reading of the CPU counters.
     pub cpu: Mutex<Option<CpuSample>>,
+    /// When the root file system was frozen; None while it is not.
+    pub frozen_since: Mutex<Option<Instant>>,
 }
 
 impl App {
@@ -78,6 +81,7 @@ impl App {
             uploads: Arc::default(),
             watchers: Arc::default(),
             cpu: Mutex::new(None),
+            frozen_since: Mutex::new(None),
         }
     }
 

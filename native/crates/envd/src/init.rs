@@ -28,6 +28,7 @@ use crate::identity;
 use crate::limits::{
     CLOCK_TOLERANCE_NS, CONTROL_BODY_MAX_BYTES, ENTROPY_MAX_BYTES, ENTROPY_MIN_BYTES, ENVD_VERSION,
 };
+use crate::metrics;
 use crate::sys;
 
 /// Folder of the files that tell programs about their sandbox.
@@ -157,6 +158,7 @@ fn apply(app: &App, request: InitRequest, time: Option<i128>) -> Result<(), Rest
             settings.envs.clone_from(envs);
         }
     }
+    metrics::begin(app);
     if let Some(name) = &request.hostname {
         step("set the hostname", identity::set_hostname(name))?;
     }

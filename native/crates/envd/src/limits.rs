@@ -105,6 +105,9 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(660);
 /// Pause after `accept` failed for want of descriptors.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
+/// Longest time the root file system stays frozen, should the host not come back.
+pub const FREEZE_MAX: Duration = Duration::from_secs(30);
+
 /// Wait for the root device to appear at boot.
 pub const ROOT_DEVICE_WAIT: Duration = Duration::from_secs(30);
 /// Step of that wait.

@@ -12,6 +12,7 @@ mod clock;
 mod connect;
 mod files;
 mod filesystem;
+mod freeze;
 mod http;
 mod identity;
 mod init;

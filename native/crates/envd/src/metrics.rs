@@ -27,9 +27,19 @@ pub struct Metrics {
     disk_total: u64,
 }
 
-/// Reads all figures. CPU use is since the last call, or since boot for the first.
+/// Begins a new interval: CPU use before now is not this sandbox's (it is the boot's, or that of the template's build).
+pub fn begin(app: &App) {
+    let sample = parse_cpu(&read_stat());
+    *lock(&app.cpu) = Some(sample);
+}
+
+fn read_stat() -> String {
+    std::fs::read_to_string("/proc/stat").unwrap_or_default()
+}
+
+/// Reads all figures. CPU use is since the last call, or else since `begin`.
 pub fn read(app: &App) -> Metrics {
-    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let stat = read_stat();
     let sample = parse_cpu(&stat);
     let before = lock(&app.cpu).replace(sample);
     let memory = Memory::parse(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default());

@@ -18,6 +18,7 @@ use crate::app::App;
 use crate::auth;
 use crate::files;
 use crate::filesystem;
+use crate::freeze;
 use crate::http::{self, query_pairs, Body, RestError};
 use crate::init;
 use crate::limits::{ACCEPT_RETRY, CONNECTIONS_MAX, IDLE_TIMEOUT};
@@ -121,8 +122,12 @@ async fn route(app: Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Respo
                 .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
             return response;
         }
-        (_, "/init") if !app.internal.allows(peer) => return not_found(&path),
+        (_, "/init" | "/fsfreeze" | "/fsthaw") if !app.internal.allows(peer) => {
+            return not_found(&path)
+        }
         (&Method::POST, "/init") => return init::handle(app, request).await,
+        (_, "/fsfreeze") => return freeze::handle(app, &method, true).await,
+        (_, "/fsthaw") => return freeze::handle(app, &method, false).await,
         _ => {}
     }
     let query = query_pairs(request.uri().query());

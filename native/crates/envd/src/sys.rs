@@ -341,6 +341,20 @@ pub fn add_entropy(fd: BorrowedFd<'_>, seed: &[u8]) -> io::Result<()> {
     }
 }
 
+/// FIFREEZE: writes the file system of `fd` out and lets nobody change it. Blocks until its writers are done.
+pub fn freeze(fd: BorrowedFd<'_>) -> io::Result<()> {
+    const FIFREEZE: u32 = 0xc004_5877;
+    // SAFETY: the call takes no argument.
+    unsafe { check(libc::ioctl(fd.as_raw_fd(), FIFREEZE as _, 0)) }
+}
+
+/// FITHAW: undoes `freeze`.
+pub fn thaw(fd: BorrowedFd<'_>) -> io::Result<()> {
+    const FITHAW: u32 = 0xc004_5878;
+    // SAFETY: the call takes no argument.
+    unsafe { check(libc::ioctl(fd.as_raw_fd(), FITHAW as _, 0)) }
+}
+
 fn interface_request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: plain data, all zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -17,15 +17,16 @@ from agentenv.api.models import (
     ResumeBody,
     TimeoutBody,
     check_timeout,
-    refuse_healthy_guest,
-    require_memory,
 )
+from agentenv.api.network_models import NetworkUpdateBody, to_settings
 from agentenv.api.request_parts import SandboxId, json_body
 from agentenv.api.views import SandboxView, fork_view, sandbox_view
-from agentenv.core.errors import Unsupported
+from agentenv.core.lifecycle import VISIBLE
+from agentenv.core.model import OnTimeout
 
 router = APIRouter()
 _SHORTEST_REFRESH_S = 15  # contract section 2.4
+_DEFAULT_CONNECT_S = 300  # contract section 2.4
 _RUNS: dict[int | str, dict[str, Any]] = {
     200: {"model": SandboxView, "description": "It ran already."},
     201: {"model": SandboxView, "description": "It was paused and runs again."},
@@ -41,18 +42,19 @@ async def kill(context: Context, sandbox_id: SandboxId) -> Response:
 
 @router.post("/sandboxes/{sandbox_id}/pause", status_code=204)
 async def pause(context: Context, sandbox_id: SandboxId, body: Annotated[PauseBody, Depends(json_body(PauseBody))]) -> Response:
-    """Save memory and disk and free the rest; 409 when paused already."""
-    require_memory(body.memory)
-    refuse_healthy_guest(body.require_healthy_guest)
-    await context.orchestrator.pause(sandbox_id)
+    """Save memory and disk, or the disk alone, and free the rest; 409 when paused already, 503 when the guest must answer and does not."""
+    await context.orchestrator.pause(sandbox_id, body.memory, body.require_healthy_guest)
     return Response(status_code=204)
 
 
 @router.post("/v2/sandboxes/{sandbox_id}/connect", response_model=None, responses=_RUNS)
 async def connect(context: Context, sandbox_id: SandboxId, body: Annotated[ConnectBody, Depends(json_body(ConnectBody))]) -> JSONResponse:
     """Make it run and last at least the timeout: 200 when it ran, 201 when it was resumed."""
-    require_memory(body.memory)
-    return await _connect(context, sandbox_id, body.timeout_s)
+    timeout_s = body.timeout_s
+    if timeout_s is None:
+        sandbox = await context.orchestrator.get(sandbox_id)
+        timeout_s = max(_DEFAULT_CONNECT_S, sandbox.timeout_s if VISIBLE.get(sandbox.state) == "paused" else 0)
+    return await _connect(context, sandbox_id, timeout_s, body.memory)
 
 
 @router.post("/sandboxes/{sandbox_id}/connect", response_model=None, responses=_RUNS)
@@ -60,19 +62,15 @@ async def connect_v1(
     context: Context, sandbox_id: SandboxId, body: Annotated[ConnectBodyV1, Depends(json_body(ConnectBodyV1))]
 ) -> JSONResponse:
     """The older connect; its timeout is required."""
-    return await _connect(context, sandbox_id, body.timeout_s)
+    return await _connect(context, sandbox_id, body.timeout_s, body.memory)
 
 
 @router.post("/sandboxes/{sandbox_id}/resume", status_code=201, response_model=None)
 async def resume(context: Context, sandbox_id: SandboxId, body: Annotated[ResumeBody, Depends(json_body(ResumeBody))]) -> SandboxView:
-    """The oldest way to wake a paused sandbox; 409 when it runs. Its policy at the timeout stays what it was."""
-    require_memory(body.memory)
+    """The oldest way to wake a paused sandbox; 409 when it runs. Without `autoPause` its policy at the timeout stays what it was."""
     timeout_s = check_timeout(body.timeout_s, context.settings.max_timeout_hours)
-    if body.auto_pause is not None:
-        current = await context.orchestrator.get(sandbox_id)
-        if body.auto_pause != (current.on_timeout == "pause"):
-            raise Unsupported("autoPause: the policy of a sandbox cannot be changed by a resume", "leave it out to keep the policy")
-    sandbox = await context.orchestrator.resume(sandbox_id, timeout_s)
+    on_timeout: OnTimeout | None = None if body.auto_pause is None else "pause" if body.auto_pause else "kill"
+    sandbox = await context.orchestrator.resume(sandbox_id, timeout_s, body.memory, on_timeout)
     return sandbox_view(sandbox, context.settings.domain)
 
 
@@ -91,6 +89,15 @@ async def refresh(context: Context, sandbox_id: SandboxId, body: Annotated[Refre
     return Response(status_code=204)
 
 
+@router.put("/sandboxes/{sandbox_id}/network", status_code=204)
+async def set_network(
+    context: Context, sandbox_id: SandboxId, body: Annotated[NetworkUpdateBody, Depends(json_body(NetworkUpdateBody))]
+) -> Response:
+    """Replace the network settings of a running sandbox; what the body leaves out is cleared."""
+    await context.orchestrator.set_network(sandbox_id, to_settings(body), body.allow_internet_access)
+    return Response(status_code=204)
+
+
 @router.post("/sandboxes/{sandbox_id}/fork", status_code=201, response_model=None)
 async def fork(context: Context, sandbox_id: SandboxId, body: Annotated[ForkBody, Depends(json_body(ForkBody))]) -> list[dict[str, object]]:
     """Copies that go on from this instant; each child has its own outcome."""
@@ -99,7 +106,7 @@ async def fork(context: Context, sandbox_id: SandboxId, body: Annotated[ForkBody
     return [fork_view(outcome, context.settings.domain) for outcome in outcomes]
 
 
-async def _connect(context: ApiContext, sandbox_id: str, given_timeout_s: int) -> JSONResponse:
+async def _connect(context: ApiContext, sandbox_id: str, given_timeout_s: int, memory: bool) -> JSONResponse:
     timeout_s = check_timeout(given_timeout_s, context.settings.max_timeout_hours)
-    sandbox, resumed = await context.orchestrator.connect(sandbox_id, timeout_s)
+    sandbox, resumed = await context.orchestrator.connect(sandbox_id, timeout_s, memory)
     return JSONResponse(sandbox_view(sandbox, context.settings.domain), status_code=201 if resumed else 200)

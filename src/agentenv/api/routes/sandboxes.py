@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
@@ -27,11 +28,12 @@ from agentenv.api.views import (
 )
 from agentenv.core.errors import InvalidInput, NotFound
 from agentenv.core.lifecycle import VISIBLE
-from agentenv.core.model import CreateRequest, Page, Sandbox, SandboxFilter
+from agentenv.core.model import CreateRequest, Creation, Page, Sandbox, SandboxFilter
 from agentenv.core.references import parse_reference
 
 router = APIRouter()
-_MAX_LISTED = 20_000  # twice the most sandboxes that a node may run; beyond it something repeats itself
+_MAX_LISTED = 10_000  # the most sandboxes that a node may run
+_RUNNING = frozenset({"running"})
 _STATES = frozenset(VISIBLE.values())
 
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
@@ -87,46 +89,39 @@ async def search(
     found, position = await context.orchestrator.search(wanted, page)
     if position is not None:
         response.headers[NEXT_TOKEN_HEADER] = encode_token(position, ascending=page.ascending)
-    running = await _all_running(context, wanted)
-    response.headers[TOTAL_RUNNING_HEADER] = str(len(running))
+    response.headers[TOTAL_RUNNING_HEADER] = str(await context.orchestrator.count(replace(wanted, states=_RUNNING)))
     return _listed(found)
 
 
 @router.get("/sandboxes", response_model=None)
 async def list_running(context: Context, response: Response, metadata: Metadata = "") -> list[ListedSandboxView]:
     """The oldest list: all that run, in one reply."""
-    running = await _all_running(context, SandboxFilter(metadata=parse_metadata_filter(metadata)))
+    wanted = SandboxFilter(states=_RUNNING, metadata=parse_metadata_filter(metadata))
+    running, _ = await context.orchestrator.search(wanted, Page(limit=_MAX_LISTED))
     response.headers[TOTAL_RUNNING_HEADER] = str(len(running))
     return _listed(running)
 
 
 async def _create(context: ApiContext, caller: Caller, body: CreateBody, key: str | None) -> Reply:
     request = to_create_request(body, template_in_body(body.template_id), context.settings.max_timeout_hours)
+    fingerprint = _fingerprint(request)
+    creation = None if key is None else Creation(f"{caller}:{key}", fingerprint)
 
     async def work() -> Reply:
-        sandbox = await context.orchestrator.create(request)
+        sandbox = await context.orchestrator.create(replace(request, creation=creation))
         return dict(sandbox_view(sandbox, context.settings.domain))
 
-    return await context.creations.once(caller, key, _fingerprint(request), work)
+    async def recall() -> tuple[str, Reply] | None:
+        sandbox = await context.orchestrator.created_by(creation.key) if creation is not None else None
+        if sandbox is None or sandbox.creation is None:
+            return None
+        return sandbox.creation.fingerprint, dict(sandbox_view(sandbox, context.settings.domain))
+
+    return await context.creations.once(caller, key, fingerprint, work, recall)
 
 
 def _fingerprint(request: CreateRequest) -> str:
-    content = {name: getattr(request, name) for name in CreateRequest.__dataclass_fields__}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-async def _all_running(context: ApiContext, wanted: SandboxFilter) -> list[Sandbox]:
-    """Everything that runs and matches `wanted`, newest first."""
-    running_only = SandboxFilter(frozenset({"running"}), wanted.metadata, wanted.template, wanted.started_after_ms)
-    found: list[Sandbox] = []
-    page = Page(limit=MAX_LIMIT)
-    while len(found) < _MAX_LISTED:
-        part, position = await context.orchestrator.search(running_only, page)
-        found += part
-        if position is None:
-            break
-        page = Page(limit=MAX_LIMIT, after=position)
-    return found
+    return hashlib.sha256(json.dumps(asdict(request), sort_keys=True).encode()).hexdigest()
 
 
 def _listed(sandboxes: list[Sandbox]) -> list[ListedSandboxView]:

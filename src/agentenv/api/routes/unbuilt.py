@@ -13,7 +13,6 @@ from starlette.requests import Request
 from agentenv.core.errors import Unsupported
 
 ROUTES: tuple[tuple[str, str], ...] = (
-    ("PUT", "/sandboxes/{sandbox_id}/network"),
     ("POST", "/templates"),
     ("POST", "/v2/templates"),
     ("POST", "/v3/templates"),

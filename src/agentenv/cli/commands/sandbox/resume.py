@@ -10,7 +10,13 @@ from agentenv.cli.verb import ids_argument, verb
 
 @verb("resume", section="Sandboxes", aliases=("rs",))
 @ids_argument()
-@click.option("--timeout", "timeout_s", type=click.IntRange(1), metavar="S", help="Let them live at least S seconds more.  [default: 300]")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(1),
+    metavar="S",
+    help="Let them live at least S seconds more.  [default: what they were created with, at least 300]",
+)
 def command(ids: tuple[str, ...], timeout_s: int | None) -> None:
     """Continue paused sandboxes where they were.
 
