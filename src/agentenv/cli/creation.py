@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from agentenv.cli.api import Api, without_secrets
-from agentenv.cli.output import info, print_json
+from agentenv.cli.output import busy, info, print_json
 from agentenv.cli.verb import json_option, pairs_option
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -75,7 +75,8 @@ def check(wish: Wish) -> None:
 def create(api: Api, wish: Wish) -> dict[str, Any]:
     """Make it; the reply of the API."""
     try:
-        return api.create(wish.body())
+        with busy(f"starting a sandbox from {wish.template}"):
+            return api.create(wish.body())
     except KeyboardInterrupt:
         info("the sandbox may start all the same; `aenv ls` shows it")
         raise

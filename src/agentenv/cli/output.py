@@ -7,11 +7,13 @@ appear only on a terminal, and never with NO_COLOR or TERM=dumb (then progress i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -24,6 +26,8 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+BUSY_AFTER_S = 0.7
+"""What takes less than this needs no word."""
 PLAIN_PROGRESS_INTERVAL_S = 5.0
 """How often a step repeats its figures in plain mode: a log stays readable, a watcher sees that it moves."""
 
@@ -43,6 +47,32 @@ def fail(message: str, hint: str = "") -> None:
     click.echo(f"{styled('error:', sys.stderr, fg='red', bold=True)} {clean(message)}", err=True)
     if hint:
         click.echo(f"{styled('hint:', sys.stderr, fg='cyan')} {clean(hint)}", err=True)
+
+
+@contextlib.contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """Shows on a terminal what is being done while the block runs, once it takes long enough to wonder; nothing stays on the screen."""
+    if not is_fancy(sys.stderr):
+        yield
+        return
+    done = threading.Event()
+    shower = threading.Thread(target=_show_busy, args=(clean(doing), done), daemon=True)
+    shower.start()
+    try:
+        yield
+    finally:
+        done.set()
+        shower.join()
+
+
+def _show_busy(doing: str, done: threading.Event) -> None:
+    if done.wait(BUSY_AFTER_S):
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(doing)):
+        done.wait()
 
 
 def print_json(value: Any) -> None:

@@ -49,7 +49,7 @@ def publish(names: tuple[str, ...], select: bool, yes: bool, *, public: bool) ->
             api.publish_template(name, public)
             return name
 
-        each(chosen(api, names, select, yes, "Publish" if public else "Unpublish"), mark)
+        each(chosen(api, names, select, yes, "Publish" if public else "Unpublish"), mark, "marking")
 
 
 def _pick(names: list[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -238,6 +239,29 @@ def test_bars_on_a_terminal(monkeypatch):
     assert "fetch kernel" in shown
     assert "512 B / 1.0 KiB" in shown
     assert "[odd] step" in shown
+
+
+def test_a_long_wait_is_told_and_leaves_nothing(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(output, "BUSY_AFTER_S", 3600)
+    with output.busy("pausing i0"):
+        pass
+    assert screen.getvalue() == ""
+    monkeypatch.setattr(output, "BUSY_AFTER_S", 0)
+    with output.busy("pausing [i0]\x1b[2J"):
+        while "pausing" not in screen.getvalue():
+            time.sleep(0.01)
+    assert "pausing [i0]" in screen.getvalue()
+    assert "\x1b[2J" not in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K") or "\x1b[?25h" in screen.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = Terminal()
+    monkeypatch.setattr(sys, "stderr", plain)
+    with output.busy("pausing"):
+        pass
+    assert plain.getvalue() == ""
 
 
 def test_words_for_people():

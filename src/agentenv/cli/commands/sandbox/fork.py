@@ -7,7 +7,7 @@ import sys
 import click
 
 from agentenv.cli.exits import Exit
-from agentenv.cli.output import fail, print_json
+from agentenv.cli.output import busy, fail, print_json
 from agentenv.cli.verb import id_argument, json_option, verb
 
 
@@ -26,7 +26,7 @@ def command(sandbox_id: str, count: int, timeout_s: int, as_json: bool) -> None:
     """
     from agentenv.cli.api import Api, without_secrets
 
-    with Api() as api:
+    with Api() as api, busy(f"forking {sandbox_id}"):
         outcomes = api.fork(api.full_id(sandbox_id), count, timeout_s)
     errors = [outcome["error"] for outcome in outcomes if outcome.get("error")]
     if as_json:

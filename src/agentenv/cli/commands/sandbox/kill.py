@@ -39,4 +39,4 @@ def command(ids: tuple[str, ...], kill_all: bool, states: str | None, metadata: 
             api.kill(sandbox_id)
             return sandbox_id
 
-        each(ids, kill)
+        each(ids, kill, "killing")

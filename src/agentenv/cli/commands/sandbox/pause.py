@@ -22,4 +22,4 @@ def command(ids: tuple[str, ...]) -> None:
             api.pause(sandbox_id)
             return sandbox_id
 
-        each(ids, pause)
+        each(ids, pause, "pausing")

@@ -31,4 +31,4 @@ def command(ids: tuple[str, ...], timeout_s: int | None) -> None:
             api.connect(sandbox_id, timeout_s)
             return sandbox_id
 
-        each(ids, resume)
+        each(ids, resume, "resuming")

@@ -22,4 +22,4 @@ def command(names: tuple[str, ...], select: bool, yes: bool) -> None:
             api.delete_template(name)
             return name
 
-        each(chosen(api, names, select, yes, "Delete"), delete)
+        each(chosen(api, names, select, yes, "Delete"), delete, "deleting")

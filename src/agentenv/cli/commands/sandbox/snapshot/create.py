@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from agentenv.cli.output import print_json
+from agentenv.cli.output import busy, print_json
 from agentenv.cli.verb import id_argument, json_option, verb
 
 
@@ -20,7 +20,7 @@ def command(sandbox_id: str, name: str | None, as_json: bool) -> None:
     """
     from agentenv.cli.api import Api
 
-    with Api() as api:
+    with Api() as api, busy(f"keeping {sandbox_id}"):
         made = api.create_snapshot(api.full_id(sandbox_id), name)
     if as_json:
         print_json(made)

@@ -23,4 +23,4 @@ def command(snapshot_ids: tuple[str, ...]) -> None:
             api.delete_template(given)
             return given
 
-        each(snapshot_ids, delete)
+        each(snapshot_ids, delete, "deleting")
