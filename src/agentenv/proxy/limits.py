@@ -83,8 +83,8 @@ class ProxySettings:
     """The same for a client that goes on sending, so that a big upload can end and its early answer be read."""
     pool_idle_s: float = 4.0
     """An idle upstream connection; below the five seconds after which common servers close theirs."""
-    pool_idle_per_upstream: int = 16
-    """Idle connections kept for one sandbox port."""
+    pool_idle_per_upstream: int = 64
+    """Idle connections kept for one sandbox port: as many as a busy client talks over at once, since each dial costs several requests."""
     pool_idle_api: int = 128
     """Idle connections kept for the API."""
     pool_idle_total: int = 2048

@@ -90,6 +90,17 @@ async def slow_answer(peer):
         await peer.send(answer())
 
 
+async def test_clients_that_talk_at_once_are_dialled_for_once(rig):
+    """The pool holds as many connections as 32 clients use in turn: dialling anew for each request would cost several requests."""
+    upstream = await rig.upstream()
+    await rig.start(pool_idle_s=60)
+    clients = [await rig.client() for _ in range(32)]
+    for _ in range(4):
+        answers = await asyncio.gather(*(client.ask(request(upstream)) for client in clients))
+        assert [answer.status for answer in answers] == [200] * 32
+    assert rig.table.dials <= 32
+
+
 async def test_close_lets_exchanges_end_and_cuts_the_rest(rig):
     async def endless(peer):
         await peer.head()
