@@ -68,13 +68,13 @@ class Api:
         headers = {"Idempotency-Key": str(uuid.uuid4())}
         return dict(self._call("POST", "/v2/sandboxes", body, headers=headers, deadline_s=CHANGE_DEADLINE_S)[0])
 
-    def pause(self, sandbox_id: str) -> None:
-        """Pause; Conflict is the caller's to judge by the exit code."""
-        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", {}, deadline_s=CHANGE_DEADLINE_S)
+    def pause(self, sandbox_id: str, *, memory: bool = True) -> None:
+        """Pause, with its memory or with the disk alone; Conflict is the caller's to judge by the exit code."""
+        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", {"memory": memory}, deadline_s=CHANGE_DEADLINE_S)
 
-    def connect(self, sandbox_id: str, timeout_s: int | None) -> dict[str, Any]:
-        """Make it run, for at least `timeout_s` from now. Never shortens its life."""
-        body = {} if timeout_s is None else {"timeout": timeout_s}
+    def connect(self, sandbox_id: str, timeout_s: int | None, *, memory: bool = True) -> dict[str, Any]:
+        """Make it run, for at least `timeout_s` from now; without `memory` a paused one boots from its disk. Never shortens its life."""
+        body: dict[str, Any] = {"memory": memory} | ({} if timeout_s is None else {"timeout": timeout_s})
         return dict(self._call("POST", f"/v2/sandboxes/{_segment(sandbox_id)}/connect", body, deadline_s=CHANGE_DEADLINE_S)[0])
 
     def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:

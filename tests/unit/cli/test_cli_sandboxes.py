@@ -197,6 +197,17 @@ def test_pause_resume_kill_by_unique_prefix(aenv, server):
     assert server.orchestrator.peek(sandbox_id).state is State.KILLED
 
 
+def test_pause_of_the_disk_alone(aenv, server):
+    sandbox_id = aenv.start()
+    assert aenv("pause", "--no-memory", sandbox_id).exit_code == 0
+    assert server.orchestrator.peek(sandbox_id).pause_mode == "filesystem"
+    assert "filesystem" in aenv("info", sandbox_id).stdout
+    assert aenv("resume", "--no-memory", sandbox_id).exit_code == 0
+    assert aenv("sandbox", "pause", sandbox_id).exit_code == 0
+    assert server.orchestrator.peek(sandbox_id).pause_mode == "full"
+    assert aenv("sandbox", "resume", sandbox_id).exit_code == 0
+
+
 def test_ambiguous_and_unknown_prefixes(aenv):
     first, second = aenv.start(), aenv.start()
     both = aenv("pause", "i")

@@ -17,7 +17,8 @@ from agentenv.cli.verb import ids_argument, verb
     metavar="S",
     help="Let them live at least S seconds more.  [default: what they were created with, at least 300]",
 )
-def command(ids: tuple[str, ...], timeout_s: int | None) -> None:
+@click.option("--no-memory", is_flag=True, help="Boot from the disk; what the memory held is dropped, programs are gone.")
+def command(ids: tuple[str, ...], timeout_s: int | None, no_memory: bool) -> None:
     """Continue paused sandboxes where they were.
 
     One that runs already goes on; its life is never shortened.
@@ -28,7 +29,7 @@ def command(ids: tuple[str, ...], timeout_s: int | None) -> None:
 
         def resume(given: str) -> str:
             sandbox_id = api.full_id(given)
-            api.connect(sandbox_id, timeout_s)
+            api.connect(sandbox_id, timeout_s, memory=not no_memory)
             return sandbox_id
 
         each(ids, resume, "resuming")
