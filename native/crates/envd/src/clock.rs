@@ -206,4 +206,21 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn noise_is_no_time_or_one_that_prints() {
+        let mut noise = crate::fuzz::Noise::new(11);
+        let seeds = [
+            "Sun, 06 Nov 1994 08:49:37 GMT",
+            "2024-02-29T23:59:60.123456789+14:00",
+            "9999-12-31T23:59:59Z",
+        ];
+        for _ in 0..20_000 {
+            let text = noise.text(&seeds);
+            if let Some(seconds) = parse_http_date(&text) {
+                assert!(format_http_date(seconds).ends_with("GMT"));
+            }
+            let _any = parse_rfc3339(&text);
+        }
+    }
 }

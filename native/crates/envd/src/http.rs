@@ -3,14 +3,18 @@
 use std::io;
 
 use base64::Engine;
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue, AUTHORIZATION, CONTENT_TYPE};
 use hyper::{HeaderMap, Response, StatusCode};
+use serde::de::DeserializeOwned;
 
 use crate::connect::lenient::BASE64;
-use crate::limits::{REFUSED_BODY_MAX_BYTES, REFUSED_BODY_WAIT};
+use crate::connect::{Code, ConnectError};
+use crate::limits::{
+    BODY_IDLE_MAX, CONTROL_BODY_MAX_BYTES, REFUSED_BODY_MAX_BYTES, REFUSED_BODY_WAIT,
+};
 
 /// Body of every answer.
 pub type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, io::Error>;
@@ -101,13 +105,77 @@ impl AsName for &'static str {
     }
 }
 
-/// Reads a whole body of at most `limit_bytes`. None when it is larger.
-pub async fn read_body(body: Incoming, limit_bytes: usize) -> io::Result<Option<Bytes>> {
-    match Limited::new(body, limit_bytes).collect().await {
-        Ok(collected) => Ok(Some(collected.to_bytes())),
-        Err(error) if error.is::<LengthLimitError>() => Ok(None),
-        Err(error) => Err(io::Error::other(error)),
+/// Why a body could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// It does not end at the limit.
+    #[error("the request is larger than {limit_bytes} bytes")]
+    TooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The client left, or broke the protocol.
+    #[error("cannot read the request: {0}")]
+    Broken(String),
+    /// Nothing came for [`BODY_IDLE_MAX`].
+    #[error("the request stood still for {} s", BODY_IDLE_MAX.as_secs())]
+    Stalled,
+}
+
+impl From<BodyError> for RestError {
+    fn from(error: BodyError) -> Self {
+        let status = match error {
+            BodyError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            BodyError::Broken(_) => StatusCode::BAD_REQUEST,
+            BodyError::Stalled => StatusCode::REQUEST_TIMEOUT,
+        };
+        Self::new(status, error.to_string())
     }
+}
+
+impl From<BodyError> for ConnectError {
+    fn from(error: BodyError) -> Self {
+        let code = match error {
+            BodyError::TooLarge { .. } => Code::ResourceExhausted,
+            BodyError::Broken(_) => Code::InvalidArgument,
+            BodyError::Stalled => Code::DeadlineExceeded,
+        };
+        Self::new(code, error)
+    }
+}
+
+/// Reads a whole body of at most `limit_bytes`.
+pub async fn read_body(mut body: Incoming, limit_bytes: usize) -> Result<Bytes, BodyError> {
+    let mut all = BytesMut::new();
+    loop {
+        let frame = tokio::time::timeout(BODY_IDLE_MAX, body.frame())
+            .await
+            .map_err(|_| BodyError::Stalled)?;
+        let data = match frame {
+            None => return Ok(all.freeze()),
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Err(error)) => return Err(BodyError::Broken(error.to_string())),
+        };
+        if data.len() > limit_bytes - all.len() {
+            tokio::spawn(discard(body));
+            return Err(BodyError::TooLarge { limit_bytes });
+        }
+        all.extend_from_slice(&data);
+    }
+}
+
+/// Reads the JSON body of a REST call; white space alone is the value with all defaults.
+pub async fn read_json<T: DeserializeOwned + Default>(body: Incoming) -> Result<T, RestError> {
+    let bytes = read_body(body, CONTROL_BODY_MAX_BYTES).await?;
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Ok(T::default());
+    }
+    serde_json::from_slice(&bytes).map_err(|error| {
+        RestError::new(
+            StatusCode::BAD_REQUEST,
+            format!("cannot read the request: {error}"),
+        )
+    })
 }
 
 /// Reads a body nobody wants, within limits. A connection closed with unread data is reset, and the
@@ -138,8 +206,9 @@ pub fn basic_user(headers: &HeaderMap) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// Decoded pairs of a query string, in order.
-pub fn query_pairs(query: Option<&str>) -> Vec<(String, String)> {
+/// Decoded pairs of a query string, in order. Names of files that are not UTF-8 exist, but answers could
+/// not tell them, and a name made up in their place would be another file: such a query is refused.
+pub fn query_pairs(query: Option<&str>) -> Result<Vec<(String, String)>, RestError> {
     let pairs = query
         .unwrap_or("")
         .split('&')
@@ -147,9 +216,16 @@ pub fn query_pairs(query: Option<&str>) -> Vec<(String, String)> {
     pairs
         .map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (percent_decode(name, true), percent_decode(value, true))
+            let name = percent_decode(&name.replace('+', " "));
+            Some((name?, percent_decode(&value.replace('+', " "))?))
         })
-        .collect()
+        .collect::<Option<_>>()
+        .ok_or_else(|| {
+            RestError::new(
+                StatusCode::BAD_REQUEST,
+                "the query is not UTF-8 once decoded; only names in UTF-8 can be used here",
+            )
+        })
 }
 
 /// First value of a name.
@@ -160,29 +236,28 @@ pub fn query_value<'a>(pairs: &'a [(String, String)], name: &str) -> Option<&'a 
         .map(|(_, value)| value.as_str())
 }
 
-fn percent_decode(text: &str, plus_is_space: bool) -> String {
+/// Decodes once; a percent sign without two digits is itself. None when the result is not UTF-8.
+pub fn percent_decode(text: &str) -> Option<String> {
+    let digit = |byte: Option<&u8>| char::from(*byte?).to_digit(16);
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut index = 0;
-    while index < bytes.len() {
-        match bytes[index] {
-            b'%' if index + 2 < bytes.len() => {
-                let digits = std::str::from_utf8(&bytes[index + 1..index + 3]).ok();
-                match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-                    Some(byte) => {
-                        out.push(byte);
-                        index += 3;
-                        continue;
-                    }
-                    None => out.push(b'%'),
-                }
+    while let Some(byte) = bytes.get(index) {
+        let digits = (*byte == b'%')
+            .then(|| digit(bytes.get(index + 1)).zip(digit(bytes.get(index + 2))))
+            .flatten();
+        match digits {
+            Some((high, low)) => {
+                out.push((high * 16 + low) as u8);
+                index += 3;
             }
-            b'+' if plus_is_space => out.push(b' '),
-            byte => out.push(byte),
+            None => {
+                out.push(*byte);
+                index += 1;
+            }
         }
-        index += 1;
     }
-    String::from_utf8_lossy(&out).into_owned()
+    String::from_utf8(out).ok()
 }
 
 #[cfg(test)]
@@ -191,12 +266,19 @@ mod tests {
 
     #[test]
     fn queries_decode_once() {
-        let pairs = query_pairs(Some("path=%2Fa%20b%2Bc+d&x=%252e&flag&bad=%zz%"));
+        let pairs = query_pairs(Some("path=%2Fa%20b%2Bc+d&x=%252e&flag&bad=%zz%+%%2b1")).unwrap();
         assert_eq!(query_value(&pairs, "path"), Some("/a b+c d"));
         assert_eq!(query_value(&pairs, "x"), Some("%2e"));
         assert_eq!(query_value(&pairs, "flag"), Some(""));
-        assert_eq!(query_value(&pairs, "bad"), Some("%zz%"));
+        assert_eq!(query_value(&pairs, "bad"), Some("%zz% %+1"));
         assert_eq!(query_value(&pairs, "none"), None);
+        assert_eq!(percent_decode("%+1"), Some("%+1".into()));
+        assert!(query_pairs(Some("path=%ff")).is_err());
+        let mut noise = crate::fuzz::Noise::new(1);
+        for _ in 0..20_000 {
+            let text = noise.text(&["path=%2Fa%20b%2Bc+d&x=%252e", "a=%e6%97%a5&%"]);
+            let _refused = query_pairs(Some(&text));
+        }
     }
 
     #[test]

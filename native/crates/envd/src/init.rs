@@ -25,9 +25,7 @@ use crate::clock;
 use crate::connect::{error::cause, lenient};
 use crate::http::{self, Body, RestError};
 use crate::identity;
-use crate::limits::{
-    CLOCK_TOLERANCE_NS, CONTROL_BODY_MAX_BYTES, ENTROPY_MAX_BYTES, ENTROPY_MIN_BYTES, ENVD_VERSION,
-};
+use crate::limits::{CLOCK_TOLERANCE_NS, ENTROPY_MAX_BYTES, ENTROPY_MIN_BYTES, ENVD_VERSION};
 use crate::metrics;
 use crate::sys;
 
@@ -65,21 +63,7 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>) -> Response<Body>
 }
 
 async fn try_init(app: &App, request: Request<Incoming>) -> Result<(), RestError> {
-    let body = http::read_body(request.into_body(), CONTROL_BODY_MAX_BYTES)
-        .await
-        .map_err(|error| bad(format!("cannot read the request: {error}")))?
-        .ok_or_else(|| {
-            RestError::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the request is larger than {CONTROL_BODY_MAX_BYTES} bytes"),
-            )
-        })?;
-    let request: InitRequest = if body.iter().all(u8::is_ascii_whitespace) {
-        InitRequest::default()
-    } else {
-        serde_json::from_slice(&body)
-            .map_err(|error| bad(format!("cannot read the request: {error}")))?
-    };
+    let request: InitRequest = http::read_json(request.into_body()).await?;
     let time = check(&request)?;
     apply(app, request, time)
 }

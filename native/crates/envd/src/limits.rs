@@ -10,6 +10,12 @@ pub const ENVD_VERSION: &str = "0.6.13";
 /// One unary or enveloped request message. Larger than the kernel's own limit on arguments plus
 /// environment (2 MiB), so that E2BIG is the kernel's answer and not ours.
 pub const MESSAGE_MAX_BYTES: usize = 16 * 1024 * 1024;
+/// How long a request's body may stand still before its message is whole.
+pub const BODY_IDLE_MAX: Duration = Duration::from_secs(60);
+/// How long the message of a streaming request may take in all: its size is that of a unary one.
+pub const FIRST_MESSAGE_WAIT: Duration = Duration::from_secs(600);
+/// Messages below this many bytes are never compressed: it would make them larger.
+pub const COMPRESS_MIN_BYTES: usize = 512;
 /// Body of `/init` and `/files/compose`: a few settings, certificates at most.
 pub const CONTROL_BODY_MAX_BYTES: usize = 4 * 1024 * 1024;
 
@@ -51,10 +57,17 @@ pub const REAP_BATCH: usize = 512;
 
 /// Piece of a file read or written in one hop to a worker thread.
 pub const FILE_CHUNK_BYTES: usize = 128 * 1024;
-/// Worker threads for file system calls.
+/// Worker threads for file system calls and for the start of processes.
 pub const FILE_THREADS_MAX: usize = 16;
+/// Those that exist from the start.
+pub const FILE_THREADS_MIN: usize = 4;
+/// How long an idle one is kept: for good.
+pub const FILE_THREADS_KEPT: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long an upload waits for an earlier one to the same path.
 pub const UPLOAD_TURN_WAIT: Duration = Duration::from_secs(60);
+/// How long an upload may stand still before it is given up, so that a client that vanished does not keep
+/// others from the path (contract section 1.6: idle limits of at least 600 s).
+pub const UPLOAD_IDLE_MAX: Duration = Duration::from_secs(600);
 /// Headers of one multipart part.
 pub const PART_HEADERS_MAX_BYTES: usize = 16 * 1024;
 /// What is read and thrown away of a refused request, so that the client gets to read the refusal.

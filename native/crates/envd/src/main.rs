@@ -13,6 +13,8 @@ mod connect;
 mod files;
 mod filesystem;
 mod freeze;
+#[cfg(test)]
+mod fuzz;
 mod http;
 mod identity;
 mod init;
@@ -30,7 +32,7 @@ mod users;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{signal, SignalKind};
@@ -77,11 +79,21 @@ extern "C" fn entry(_argc: i32, _argv: *const *const u8) -> i32 {
     }
 }
 
+/// The event loop and its workers. Workers are never given back, and the first ones are there from the
+/// start: when the guest is out of processes or memory no new one can be made, and the work waits for
+/// those there are.
 fn runtime() -> io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(limits::FILE_THREADS_MAX)
-        .build()
+        .thread_keep_alive(limits::FILE_THREADS_KEPT)
+        .build()?;
+    let all_there = Arc::new(Barrier::new(limits::FILE_THREADS_MIN));
+    for _ in 0..limits::FILE_THREADS_MIN {
+        let all_there = all_there.clone();
+        runtime.spawn_blocking(move || all_there.wait());
+    }
+    Ok(runtime)
 }
 
 fn run_as_init() -> ! {
@@ -106,7 +118,14 @@ async fn serve_guest(settings: BootSettings) -> io::Result<()> {
         InternalAccess::Peer(IpAddr::V4(gateway))
     });
     let cgroups = match CgroupRoot::create(Path::new(GUEST_CGROUP)) {
-        Ok(root) => Some(root),
+        Ok(mut root) => {
+            if let Err(error) = root.set_apart() {
+                boot::say(&format!(
+                    "limit {GUEST_CGROUP}: {error} (a fork bomb may stop other commands)"
+                ));
+            }
+            Some(root)
+        }
         Err(error) => {
             boot::say(&format!(
                 "prepare {GUEST_CGROUP}: {error} (trees are killed by walking /proc)"

@@ -5,26 +5,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Incoming;
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{HeaderValue, CONTENT_ENCODING, CONTENT_TYPE, VARY};
 use hyper::{HeaderMap, Request, Response, StatusCode};
-use serde::de::DeserializeOwned;
-use serde::Serialize;
 
-use crate::connect::{frames, Code, Codec, ConnectError};
+use crate::connect::compression::{compress, decompress};
+use crate::connect::frames::{self, Format};
+use crate::connect::{self, Answer, Code, Codec, Compression, ConnectError};
+use crate::files::ranges::{self, Encoding};
 use crate::http::{self, full, header, Body};
-use crate::limits::{DEADLINE_MAX, KEEPALIVE_DEFAULT, MESSAGE_MAX_BYTES};
+use crate::limits::{DEADLINE_MAX, FIRST_MESSAGE_WAIT, KEEPALIVE_DEFAULT, MESSAGE_MAX_BYTES};
 
 /// Runs a unary call.
 pub async fn unary<Q, A, F, W>(request: Request<Incoming>, handler: F) -> Response<Body>
 where
-    Q: DeserializeOwned,
-    A: Serialize,
+    Q: connect::Request,
+    A: Answer,
     F: FnOnce(Q) -> W,
     W: Future<Output = Result<A, ConnectError>>,
 {
     let Some(codec) = Codec::unary(header(request.headers(), CONTENT_TYPE).unwrap_or("")) else {
-        return unsupported("application/json");
+        return unsupported("application/json, application/proto");
     };
+    let answer_encoding = ranges::negotiate(request.headers());
     let deadline = match deadline(request.headers()) {
         Ok(deadline) => deadline,
         Err(error) => return unary_error(&error),
@@ -43,31 +45,34 @@ where
         }),
     };
     match answer {
-        Ok(bytes) => http::with_type(StatusCode::OK, Some(codec.unary_type()), bytes),
+        Ok(bytes) => unary_answer(codec, answer_encoding, bytes),
         Err(error) => unary_error(&error),
     }
 }
 
 async fn read(request: Request<Incoming>) -> Result<Bytes, ConnectError> {
-    if let Some(encoding) = header(request.headers(), "content-encoding")
-        .filter(|encoding| !encoding.eq_ignore_ascii_case("identity"))
-    {
-        return Err(ConnectError::new(
-            Code::Unimplemented,
-            format_args!("content encoding '{encoding}' is not supported; send identity"),
-        ));
+    let compression = Compression::of_request(request.headers(), "content-encoding")?;
+    let bytes = http::read_body(request.into_body(), MESSAGE_MAX_BYTES).await?;
+    match compression {
+        Compression::Gzip if !bytes.is_empty() => decompress(&bytes),
+        _ => Ok(bytes),
     }
-    match http::read_body(request.into_body(), MESSAGE_MAX_BYTES).await {
-        Ok(Some(bytes)) => Ok(bytes),
-        Ok(None) => Err(ConnectError::new(
-            Code::ResourceExhausted,
-            format_args!("the request is larger than {MESSAGE_MAX_BYTES} bytes"),
-        )),
-        Err(error) => Err(ConnectError::new(
-            Code::InvalidArgument,
-            format_args!("cannot read the request: {error}"),
-        )),
+}
+
+/// Answers are compressed by the same rule as downloads: when the client weighs gzip above identity.
+fn unary_answer(codec: Codec, encoding: Option<Encoding>, bytes: Bytes) -> Response<Body> {
+    let wanted = encoding == Some(Encoding::Gzip) && Compression::Gzip.pays_for(bytes.len());
+    let mut packed = Vec::new();
+    // Writing to memory does not fail; were it to, the answer goes as it is.
+    let is_packed = wanted && compress(&bytes, &mut packed).is_ok();
+    let bytes = if is_packed { packed.into() } else { bytes };
+    let mut response = http::with_type(StatusCode::OK, Some(codec.unary_type()), bytes);
+    if is_packed {
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        headers.insert(VARY, HeaderValue::from_static("Accept-Encoding"));
     }
+    response
 }
 
 fn unary_error(error: &ConnectError) -> Response<Body> {
@@ -83,52 +88,78 @@ pub fn unimplemented(path: &str) -> Response<Body> {
     ))
 }
 
-/// Codec of a streaming call, or the answer that refuses it.
-pub fn streaming_codec(headers: &HeaderMap) -> Result<Codec, Box<Response<Body>>> {
-    Codec::streaming(header(headers, CONTENT_TYPE).unwrap_or(""))
-        .ok_or_else(|| Box::new(unsupported("application/connect+json")))
+/// Format of a streaming call, or the answer that refuses it.
+pub fn stream_format(headers: &HeaderMap) -> Result<Format, Box<Response<Body>>> {
+    let codec = Codec::streaming(header(headers, CONTENT_TYPE).unwrap_or("")).ok_or_else(|| {
+        Box::new(unsupported(
+            "application/connect+json, application/connect+proto",
+        ))
+    })?;
+    let plain = Format {
+        codec,
+        request: Compression::Identity,
+        answer: Compression::Identity,
+    };
+    match Compression::of_request(headers, "connect-content-encoding") {
+        Ok(request) => Ok(Format {
+            request,
+            answer: Compression::of_stream_answer(headers),
+            ..plain
+        }),
+        Err(error) => Err(Box::new(stream_error(plain, &error))),
+    }
 }
 
 fn unsupported(supported: &'static str) -> Response<Body> {
     let mut response = http::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    response.headers_mut().insert(
-        "accept-post",
-        hyper::header::HeaderValue::from_static(supported),
-    );
+    response
+        .headers_mut()
+        .insert("accept-post", HeaderValue::from_static(supported));
     response
 }
 
 /// The one message of a server-streaming request.
-pub async fn single_message<T: DeserializeOwned>(
-    codec: Codec,
+pub async fn single_message<T: connect::Request>(
+    format: Format,
     body: Incoming,
 ) -> Result<T, ConnectError> {
-    let mut reader = frames::FrameReader::new(body, codec);
-    let message = reader
-        .next()
-        .await?
-        .ok_or_else(|| ConnectError::new(Code::InvalidArgument, "the request holds no message"))?;
+    let mut reader = frames::FrameReader::new(body, format);
+    let first = tokio::time::timeout(FIRST_MESSAGE_WAIT, reader.next()).await;
     // The answer starts now; the end of the request's body may come a little later.
     tokio::spawn(reader.discard_rest());
-    Ok(message)
+    let message = first.map_err(|_| {
+        ConnectError::new(
+            Code::DeadlineExceeded,
+            format_args!(
+                "the request's message did not arrive within {} s",
+                FIRST_MESSAGE_WAIT.as_secs()
+            ),
+        )
+    })??;
+    message.ok_or_else(|| ConnectError::new(Code::InvalidArgument, "the request holds no message"))
 }
 
 /// A streaming answer; its HTTP status is always 200.
-pub fn stream(codec: Codec, body: Body) -> Response<Body> {
+pub fn stream(format: Format, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
-    response.headers_mut().insert(
+    let headers = response.headers_mut();
+    headers.insert(
         CONTENT_TYPE,
-        hyper::header::HeaderValue::from_static(codec.streaming_type()),
+        HeaderValue::from_static(format.codec.streaming_type()),
     );
+    if format.answer == Compression::Gzip {
+        headers.insert("connect-content-encoding", HeaderValue::from_static("gzip"));
+    }
     response
 }
 
 /// A streaming answer that holds only an error.
-pub fn stream_error(codec: Codec, error: &ConnectError) -> Response<Body> {
-    stream(codec, full(frames::end(Some(error))))
+pub fn stream_error(format: Format, error: &ConnectError) -> Response<Body> {
+    stream(format, full(frames::end(Some(error))))
 }
 
-/// `Connect-Timeout-Ms`; absent means unlimited (contract section 3.3).
+/// `Connect-Timeout-Ms`; absent means unlimited (contract section 3.3), and so does 0, which is how the
+/// clients' own option says it.
 pub fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ConnectError> {
     let Some(text) = header(headers, "connect-timeout-ms") else {
         return Ok(None);
@@ -139,7 +170,7 @@ pub fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, ConnectError> {
             format_args!("Connect-Timeout-Ms '{text}' is not a number of milliseconds"),
         )
     })?;
-    Ok(Some(Duration::from_millis(milliseconds).min(DEADLINE_MAX)))
+    Ok((milliseconds > 0).then(|| Duration::from_millis(milliseconds).min(DEADLINE_MAX)))
 }
 
 /// `Keepalive-Ping-Interval` in seconds.

@@ -130,7 +130,13 @@ async fn route(app: Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Respo
         (_, "/fsthaw") => return freeze::handle(app, &method, false).await,
         _ => {}
     }
-    let query = query_pairs(request.uri().query());
+    let query = match query_pairs(request.uri().query()) {
+        Ok(query) => query,
+        Err(refusal) => {
+            tokio::spawn(http::discard(request.into_body()));
+            return refusal.into_response();
+        }
+    };
     if let Err(refusal) = auth::check(&app, &method, &path, request.headers(), &query) {
         tokio::spawn(http::discard(request.into_body()));
         return refusal.into_response();

@@ -9,6 +9,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use libc::{c_char, c_int, c_long, c_void};
+use rustix::thread::{capabilities, set_capabilities, CapabilitySet, CapabilitySets};
 use tokio::io::unix::AsyncFd;
 use tokio::io::Interest;
 
@@ -280,7 +281,9 @@ pub fn become_subreaper() -> io::Result<()> {
 /// Runs `work` with the file system identity of a user, on this thread only.
 ///
 /// Permission checks are then the kernel's own, so a link planted by the user leads nowhere the user
-/// could not go. No-op for root and when the agent itself is not root.
+/// could not go. The capabilities go too, not only those the kernel takes with the file system user: with
+/// what is left a path through another user's /proc/PID/cwd would be open, and the blocks of a full disk
+/// that are kept for root. No-op for root and when the agent itself is not root.
 pub fn with_file_identity<T>(uid: u32, gid: u32, groups: &[u32], work: impl FnOnce() -> T) -> T {
     // SAFETY: takes nothing.
     if uid == 0 || unsafe { libc::geteuid() } != 0 {
@@ -288,9 +291,14 @@ pub fn with_file_identity<T>(uid: u32, gid: u32, groups: &[u32], work: impl FnOn
     }
     struct Restore {
         groups: Vec<u32>,
+        capabilities: Option<CapabilitySets>,
     }
     impl Drop for Restore {
         fn drop(&mut self) {
+            // First, because the calls below need them; a failure shows there.
+            if let Some(own) = self.capabilities {
+                let _seen_below = set_capabilities(None, own);
+            }
             // SAFETY: raw calls act on this thread alone; the list outlives the call.
             let restored = unsafe {
                 libc::syscall(libc::SYS_setfsuid, 0);
@@ -309,12 +317,24 @@ pub fn with_file_identity<T>(uid: u32, gid: u32, groups: &[u32], work: impl FnOn
         let mut own = vec![0u32; count as usize];
         let count = libc::getgroups(count, own.as_mut_ptr()).max(0);
         own.truncate(count as usize);
-        let restore = Restore { groups: own };
+        let own_capabilities = capabilities(None).ok();
+        let restore = Restore {
+            groups: own,
+            capabilities: own_capabilities,
+        };
         libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr());
         libc::syscall(libc::SYS_setfsgid, gid);
         libc::syscall(libc::SYS_setfsuid, uid);
         restore
     };
+    if let Some(own) = restore.capabilities {
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            ..own
+        };
+        // Giving up is always allowed.
+        let _never_fails = set_capabilities(None, none);
+    }
     let result = work();
     drop(restore);
     result

@@ -88,8 +88,26 @@ impl Accounts {
         Self { users, groups }
     }
 
-    /// Finds a user by name, or by number as image configurations write it.
+    /// Finds a user by name or number, alone or with a group (`name:group`), as image configurations
+    /// write it. A group that is named is the primary one.
     pub fn user(&self, name: &str) -> Option<User> {
+        let Some((name, group)) = name.split_once(':') else {
+            return self.plain_user(name);
+        };
+        let by_name = self.groups.iter().find(|(known, _, _)| known == group);
+        let gid = match by_name {
+            Some((_, gid, _)) => *gid,
+            None if group == "root" => 0,
+            None => group.parse().ok()?,
+        };
+        let mut user = self.plain_user(name)?;
+        user.gid = gid;
+        user.groups.retain(|other| *other != gid);
+        user.groups.insert(0, gid);
+        Some(user)
+    }
+
+    fn plain_user(&self, name: &str) -> Option<User> {
         if let Some(user) = self.users.iter().find(|user| user.name == name) {
             return Some(user.clone());
         }
@@ -196,6 +214,12 @@ mod tests {
         assert_eq!(accounts.user("4242").unwrap().home, PathBuf::from("/"));
         assert_eq!(accounts.user("nohome").unwrap().home, PathBuf::from("/"));
         assert!(accounts.user("nobody-here").is_none());
+        let grouped = |name: &str| accounts.user(name).map(|user| (user.gid, user.groups));
+        assert_eq!(grouped("app:video"), Some((44, vec![44, 100, 999])));
+        assert_eq!(grouped("app:7"), Some((7, vec![7, 100, 999, 44])));
+        assert_eq!(grouped("4242:root"), Some((0, vec![0, 4242])));
+        assert_eq!(grouped("app:none"), None);
+        assert_eq!(grouped("none:7"), None);
         assert_eq!(accounts.names().group(999), "docker");
         assert_eq!(accounts.names().user(5), "5");
     }
@@ -206,5 +230,18 @@ mod tests {
         assert_eq!(accounts.user("root").unwrap().home, PathBuf::from("/root"));
         assert!(accounts.user("user").is_none());
         assert_eq!(accounts.names().user(0), "root");
+    }
+
+    #[test]
+    fn noise_in_the_account_files_makes_users_or_none() {
+        let mut noise = crate::fuzz::Noise::new(13);
+        for _ in 0..5_000 {
+            let accounts = Accounts::parse(&noise.text(&[PASSWD]), &noise.text(&[GROUP]));
+            for name in ["app", "root", "app:video", "7:7", ":", "-1", "4294967296"] {
+                if let Some(user) = accounts.user(name) {
+                    assert_eq!(user.groups[0], user.gid);
+                }
+            }
+        }
     }
 }

@@ -2,29 +2,49 @@
 //!
 //! ```text
 //! flags u8 | length u32 big endian | message (length bytes)
-//! flags: 0x01 message is compressed (not offered), 0x02 end of stream
+//! flags: 0x01 message is compressed, 0x02 end of stream
 //! ```
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
-use serde::de::DeserializeOwned;
-use serde::Serialize;
 
-use super::{Code, Codec, ConnectError};
-use crate::limits::{MESSAGE_MAX_BYTES, REQUEST_END_MAX};
+use super::compression::{compress, decompress};
+use super::{Answer, Code, Codec, Compression, ConnectError, Request};
+use crate::limits::{MESSAGE_MAX_BYTES, REFUSED_BODY_MAX_BYTES, REQUEST_END_MAX};
 
 const HEADER_BYTES: usize = 5;
 const FLAG_COMPRESSED: u8 = 0x01;
 const FLAG_END: u8 = 0x02;
 
-/// One message, framed.
-pub fn message<T: Serialize>(codec: Codec, value: &T) -> Result<Bytes, ConnectError> {
-    let mut out = vec![0; HEADER_BYTES];
-    codec.encode(value, &mut out)?;
-    Ok(finish(out, 0))
+/// How the messages of a stream are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Format {
+    /// Encoding, the same in both directions.
+    pub codec: Codec,
+    /// Compression of the client's messages.
+    pub request: Compression,
+    /// Compression of ours.
+    pub answer: Compression,
 }
 
-/// The frame that ends a stream, with the error if there is one. Always JSON.
+/// One message, framed.
+pub fn message<T: Answer>(format: Format, value: &T) -> Result<Bytes, ConnectError> {
+    let mut out = vec![0; HEADER_BYTES];
+    format.codec.encode(value, &mut out)?;
+    if !format.answer.pays_for(out.len() - HEADER_BYTES) {
+        return Ok(finish(out, 0));
+    }
+    let mut packed = vec![0; HEADER_BYTES];
+    compress(&out[HEADER_BYTES..], &mut packed).map_err(|error| {
+        ConnectError::new(
+            Code::Internal,
+            format_args!("cannot compress the answer: {error}"),
+        )
+    })?;
+    Ok(finish(packed, FLAG_COMPRESSED))
+}
+
+/// The frame that ends a stream, with the error if there is one. Always JSON, never compressed.
 pub fn end(error: Option<&ConnectError>) -> Bytes {
     let mut out = vec![0; HEADER_BYTES];
     match error {
@@ -48,7 +68,7 @@ fn finish(mut out: Vec<u8>, flags: u8) -> Bytes {
 pub struct FrameReader<B> {
     body: B,
     buffer: BytesMut,
-    codec: Codec,
+    format: Format,
     done: bool,
 }
 
@@ -58,11 +78,11 @@ where
     B::Error: std::fmt::Display,
 {
     /// Reader of `body`.
-    pub fn new(body: B, codec: Codec) -> Self {
+    pub fn new(body: B, format: Format) -> Self {
         Self {
             body,
             buffer: BytesMut::new(),
-            codec,
+            format,
             done: false,
         }
     }
@@ -74,10 +94,10 @@ where
     pub async fn discard_rest(mut self) {
         let rest = async {
             let mut seen = 0;
-            while !self.done && seen < MESSAGE_MAX_BYTES {
+            while !self.done && seen < REFUSED_BODY_MAX_BYTES {
                 self.buffer.clear();
                 match self.fill().await {
-                    Ok(true) => seen += self.buffer.len(),
+                    Ok(true) => seen += self.buffer.len() as u64,
                     Ok(false) | Err(_) => break,
                 }
             }
@@ -87,7 +107,7 @@ where
     }
 
     /// The next message, or None after the last one.
-    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ConnectError> {
+    pub async fn next<T: Request>(&mut self) -> Result<Option<T>, ConnectError> {
         loop {
             if self.buffer.len() >= HEADER_BYTES {
                 let flags = self.buffer[0];
@@ -103,19 +123,32 @@ where
                         format_args!("message of {length} bytes is larger than the limit of {MESSAGE_MAX_BYTES}"),
                     ));
                 }
-                if flags & FLAG_COMPRESSED != 0 {
+                if flags & !(FLAG_COMPRESSED | FLAG_END) != 0 {
                     return Err(ConnectError::new(
-                        Code::Unimplemented,
-                        "compressed messages are not supported; send identity",
+                        Code::InvalidArgument,
+                        format_args!(
+                            "message flags {flags:#04x} are not known; this is no Connect stream"
+                        ),
+                    ));
+                }
+                if flags & FLAG_COMPRESSED != 0 && self.format.request == Compression::Identity {
+                    return Err(ConnectError::new(
+                        Code::InvalidArgument,
+                        "a message is compressed, but the request names no Connect-Content-Encoding; name gzip",
                     ));
                 }
                 if self.buffer.len() >= HEADER_BYTES + length {
                     self.buffer.advance(HEADER_BYTES);
-                    let payload = self.buffer.split_to(length);
+                    let payload = self.buffer.split_to(length).freeze();
                     if flags & FLAG_END != 0 {
                         return Ok(None);
                     }
-                    return self.codec.decode(&payload).map(Some);
+                    let payload = if flags & FLAG_COMPRESSED != 0 && !payload.is_empty() {
+                        decompress(&payload)?
+                    } else {
+                        payload
+                    };
+                    return self.format.codec.decode(&payload).map(Some);
                 }
             }
             if self.done || !self.fill().await? {
@@ -153,6 +186,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::messages::ProcessConfig;
     use http_body_util::Full;
 
     #[test]
@@ -173,30 +207,77 @@ mod tests {
             .block_on(future)
     }
 
+    fn format(codec: Codec, compression: Compression) -> Format {
+        Format {
+            codec,
+            request: compression,
+            answer: compression,
+        }
+    }
+
+    fn reader(bytes: impl Into<Bytes>, format: Format) -> FrameReader<Full<Bytes>> {
+        FrameReader::new(Full::new(bytes.into()), format)
+    }
+
+    fn config(arguments: usize) -> ProcessConfig {
+        ProcessConfig {
+            cmd: "/bin/sh".into(),
+            args: vec!["argument".into(); arguments],
+            ..ProcessConfig::default()
+        }
+    }
+
+    fn error_of(bytes: &'static [u8]) -> Code {
+        let mut reader = reader(bytes, format(Codec::Json, Compression::Identity));
+        block_on(reader.next::<ProcessConfig>()).unwrap_err().code
+    }
+
     #[test]
-    fn frames_round_trip_and_a_cut_frame_is_an_error() {
-        let one = message(Codec::Json, &serde_json::json!({"a": 1})).unwrap();
-        let whole: Vec<u8> = [one.clone(), one.clone(), end(None)].concat();
-        block_on(async {
-            let mut reader = FrameReader::new(Full::new(Bytes::from(whole)), Codec::Json);
-            for _ in 0..2 {
-                let value: serde_json::Value = reader.next().await.unwrap().unwrap();
-                assert_eq!(value["a"], 1);
+    fn frames_round_trip_in_every_format() {
+        for codec in [Codec::Json, Codec::Proto] {
+            for compression in [Compression::Identity, Compression::Gzip] {
+                let format = format(codec, compression);
+                let (small, large) = (config(1), config(1000));
+                let frames = [&small, &large].map(|config| message(format, config).unwrap());
+                assert_eq!(frames[0][0], 0);
+                assert_eq!(frames[1][0] == 1, compression == Compression::Gzip);
+                let whole = [&frames[0][..], &frames[1], &end(None)].concat();
+                block_on(async {
+                    let mut reader = reader(whole, format);
+                    assert_eq!(reader.next().await.unwrap(), Some(small));
+                    assert_eq!(reader.next().await.unwrap(), Some(large));
+                    assert!(reader.next::<ProcessConfig>().await.unwrap().is_none());
+                });
             }
-            assert!(reader.next::<serde_json::Value>().await.unwrap().is_none());
-            let mut cut = FrameReader::new(Full::new(one.slice(..one.len() - 1)), Codec::Json);
-            assert_eq!(
-                cut.next::<serde_json::Value>().await.unwrap_err().code,
-                Code::InvalidArgument
-            );
-            let mut huge = FrameReader::new(
-                Full::new(Bytes::from_static(b"\0\xff\xff\xff\xff")),
-                Codec::Json,
-            );
-            assert_eq!(
-                huge.next::<serde_json::Value>().await.unwrap_err().code,
-                Code::ResourceExhausted
-            );
-        });
+        }
+    }
+
+    #[test]
+    fn what_breaks_the_framing_is_an_error() {
+        assert_eq!(error_of(b"\0\0\0\0\x02{"), Code::InvalidArgument);
+        assert_eq!(error_of(b"\0\0\0"), Code::InvalidArgument);
+        assert_eq!(error_of(b"\0\xff\xff\xff\xff"), Code::ResourceExhausted);
+        assert_eq!(error_of(b"\x01\0\0\0\x02{}"), Code::InvalidArgument);
+        assert_eq!(error_of(b"\x40\0\0\0\x02{}"), Code::InvalidArgument);
+    }
+
+    /// Whatever arrives, in whatever pieces, is a message, an end or an error.
+    #[test]
+    fn noise_is_never_more_than_an_error() {
+        let mut noise = crate::fuzz::Noise::new(3);
+        let seeds: Vec<Vec<u8>> = [Codec::Json, Codec::Proto]
+            .iter()
+            .flat_map(|codec| [Compression::Identity, Compression::Gzip].map(|c| format(*codec, c)))
+            .map(|format| [message(format, &config(200)).unwrap(), end(None)].concat())
+            .collect();
+        for _ in 0..4000 {
+            let bytes = noise.mutate(&seeds);
+            let codec = noise.pick(&[Codec::Json, Codec::Proto]);
+            let compression = noise.pick(&[Compression::Identity, Compression::Gzip]);
+            block_on(async {
+                let mut reader = reader(bytes, format(codec, compression));
+                while let Ok(Some(_)) = reader.next::<ProcessConfig>().await {}
+            });
+        }
     }
 }

@@ -89,9 +89,9 @@ pub fn optional_bytes<'de, D: Deserializer<'de>>(
         .map_err(|error| D::Error::custom(format_args!("bytes are not base64: {error}")))
 }
 
-/// Bytes as base64.
-pub fn write_bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&STANDARD.encode(bytes))
+/// Bytes as base64; None never comes here, it is left out.
+pub fn write_bytes<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&STANDARD.encode(bytes.as_deref().unwrap_or_default()))
 }
 
 /// int64 as proto-JSON writes it: a string.

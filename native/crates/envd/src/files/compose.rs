@@ -15,7 +15,7 @@ use super::upload::{self, UploadedFile};
 use crate::app::App;
 use crate::filesystem::service::as_user;
 use crate::http::{self, Body, RestError};
-use crate::limits::{COMPOSE_SOURCES_MAX, CONTROL_BODY_MAX_BYTES};
+use crate::limits::COMPOSE_SOURCES_MAX;
 use crate::users::User;
 
 #[derive(Debug, Default, Deserialize)]
@@ -40,17 +40,7 @@ fn bad(message: impl Into<String>) -> RestError {
 }
 
 async fn try_compose(app: &App, request: Request<Incoming>) -> Result<UploadedFile, RestError> {
-    let body = http::read_body(request.into_body(), CONTROL_BODY_MAX_BYTES)
-        .await
-        .map_err(|error| bad(format!("cannot read the request: {error}")))?
-        .ok_or_else(|| {
-            RestError::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the request is larger than {CONTROL_BODY_MAX_BYTES} bytes"),
-            )
-        })?;
-    let request: ComposeRequest = serde_json::from_slice(&body)
-        .map_err(|error| bad(format!("cannot read the request: {error}")))?;
+    let request: ComposeRequest = http::read_json(request.into_body()).await?;
     if request.source_paths.is_empty() || request.source_paths.len() > COMPOSE_SOURCES_MAX {
         return Err(bad(format!(
             "source_paths has {} entries; give 1 to {COMPOSE_SOURCES_MAX}",

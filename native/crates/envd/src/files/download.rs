@@ -22,12 +22,15 @@ use super::ranges::{self, Encoding, Selection};
 use crate::app::App;
 use crate::clock;
 use crate::filesystem::service::as_user;
+use crate::filesystem::watch::mounts::is_made_up;
 use crate::http::{self, query_value, Body, RestError};
 use crate::limits::FILE_CHUNK_BYTES;
 
 /// A file open for reading.
 struct Opened {
     file: File,
+    /// 0 where it is not known before the end: files of procfs say 0, those of sysfs a page, whatever
+    /// they hold.
     size_bytes: u64,
     modified_seconds: i64,
 }
@@ -95,9 +98,13 @@ fn open(path: &Path) -> Result<Opened, RestError> {
             format!("path '{}' is not a regular file", path.display()),
         ));
     }
+    let size_bytes = match is_made_up(&file) {
+        true => 0,
+        false => info.len(),
+    };
     Ok(Opened {
         file,
-        size_bytes: info.len(),
+        size_bytes,
         modified_seconds: info.mtime(),
     })
 }
@@ -109,7 +116,6 @@ fn respond(
     encoding: Encoding,
     with_body: bool,
 ) -> Result<Response<Body>, RestError> {
-    // procfs and the like say 0 and have contents all the same: read until the end, whatever the size.
     let sized = opened.size_bytes > 0;
     let selection = if sized {
         ranges::select(request, opened.size_bytes, opened.modified_seconds)

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use hyper::{HeaderMap, StatusCode};
 use rustix::fs::XattrFlags;
+use rustix::io::Errno;
 
 use crate::http::RestError;
 use crate::limits::{METADATA_KEY_MAX_BYTES, METADATA_TOTAL_MAX_BYTES};
@@ -49,7 +50,8 @@ pub fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, Res
     Ok(all)
 }
 
-/// Replaces all metadata of a file.
+/// Replaces all metadata of a file. Metadata that does not fit is `E2BIG`: the kernel says "no space" of
+/// an inode that has none left for attributes, on a disk with plenty.
 pub fn write(file: &File, metadata: &BTreeMap<String, String>) -> io::Result<()> {
     let names = list(|buffer| rustix::fs::flistxattr(file, buffer));
     for name in names
@@ -60,12 +62,11 @@ pub fn write(file: &File, metadata: &BTreeMap<String, String>) -> io::Result<()>
         rustix::fs::fremovexattr(file, format!("{ATTRIBUTE_PREFIX}{name}"))?;
     }
     for (key, value) in metadata {
-        rustix::fs::fsetxattr(
-            file,
-            format!("{ATTRIBUTE_PREFIX}{key}"),
-            value.as_bytes(),
-            XattrFlags::empty(),
-        )?;
+        let name = format!("{ATTRIBUTE_PREFIX}{key}");
+        match rustix::fs::fsetxattr(file, name, value.as_bytes(), XattrFlags::empty()) {
+            Err(Errno::NOSPC) => return Err(Errno::TOOBIG.into()),
+            other => other?,
+        }
     }
     Ok(())
 }
@@ -92,7 +93,7 @@ fn list(read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> Vec<String> {
     let text = match read(&mut names) {
         Ok(length) => names[..length].to_vec(),
         // The kernel's own limit on a list of names.
-        Err(rustix::io::Errno::RANGE) => {
+        Err(Errno::RANGE) => {
             let mut names = vec![0u8; 64 * 1024];
             let length = read(&mut names).unwrap_or(0);
             names.truncate(length);

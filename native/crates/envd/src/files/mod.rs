@@ -56,6 +56,14 @@ fn failed(path: &Path, error: &io::Error) -> RestError {
             StatusCode::FORBIDDEN,
             format!("path '{shown}': {}", cause(error)),
         ),
+        Some(libc::E2BIG) => with(
+            StatusCode::BAD_REQUEST,
+            format!("path '{shown}': its file system has no room for this metadata; use less"),
+        ),
+        Some(libc::EOPNOTSUPP) => with(
+            StatusCode::BAD_REQUEST,
+            format!("path '{shown}': its file system keeps no metadata; upload without"),
+        ),
         Some(libc::ENOSPC | libc::EDQUOT) => with(
             StatusCode::INSUFFICIENT_STORAGE,
             format!("path '{shown}': no space left on device; free some or use a larger disk"),

@@ -274,4 +274,38 @@ mod tests {
         assert_eq!(at("br, identity;q=0, *"), Some(Encoding::Gzip));
         assert_eq!(at(""), Some(Encoding::Identity));
     }
+
+    #[test]
+    fn noise_selects_nothing_outside_the_file() {
+        let mut noise = crate::fuzz::Noise::new(5);
+        let names = [
+            "range",
+            "if-range",
+            "if-match",
+            "if-none-match",
+            "if-modified-since",
+            "accept-encoding",
+        ];
+        let seeds = [
+            "bytes=0-9",
+            "bytes=-18446744073709551615",
+            "bytes=9-18446744073709551615",
+            "Sun, 06 Nov 1994 08:49:37 GMT",
+            "gzip;q=0.5, identity;q=0, *;q=1",
+        ];
+        for _ in 0..20_000 {
+            let size = noise.pick(&[0, 1, 10, u64::MAX]);
+            let mut all = HeaderMap::new();
+            for _ in 0..3 {
+                let name = noise.pick(&names);
+                if let Ok(value) = HeaderValue::from_bytes(&noise.mutate(&seeds)) {
+                    all.insert(name, value);
+                }
+            }
+            if let Selection::Part { start, length } = select(&all, size, 784_111_777) {
+                assert!(length > 0 && start.checked_add(length).is_some_and(|end| end <= size));
+            }
+            let _any = negotiate(&all);
+        }
+    }
 }

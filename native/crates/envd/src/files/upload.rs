@@ -24,7 +24,7 @@ use super::turns::{Turn, Turns};
 use crate::app::App;
 use crate::filesystem::service::{as_user, make_parents};
 use crate::http::{self, header, query_value, Body, RestError};
-use crate::limits::FILE_CHUNK_BYTES;
+use crate::limits::{FILE_CHUNK_BYTES, UPLOAD_IDLE_MAX};
 use crate::users::User;
 
 /// Compressed bytes decoded at once; deflate expands at most about 1030-fold, so this bounds memory.
@@ -82,11 +82,17 @@ impl Source {
     pub async fn next(&mut self) -> Result<Option<Bytes>, RestError> {
         loop {
             if self.pending.is_empty() && !self.done {
-                match self.body.frame().await {
-                    None => self.done = true,
-                    Some(Ok(frame)) => self.pending = frame.into_data().unwrap_or_default(),
-                    Some(Err(error)) => {
+                match tokio::time::timeout(UPLOAD_IDLE_MAX, self.body.frame()).await {
+                    Ok(None) => self.done = true,
+                    Ok(Some(Ok(frame))) => self.pending = frame.into_data().unwrap_or_default(),
+                    Ok(Some(Err(error))) => {
                         return Err(bad(format!("cannot read the request: {error}")))
+                    }
+                    Err(_) => {
+                        return Err(RestError::new(
+                            StatusCode::REQUEST_TIMEOUT,
+                            format!("the upload stood still for {} s", UPLOAD_IDLE_MAX.as_secs()),
+                        ))
                     }
                 }
             }

@@ -23,38 +23,45 @@ use crate::rpc;
 use crate::sys;
 use crate::users::{Accounts, Names, User};
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, prost::Message, Deserialize)]
 #[serde(default)]
 struct PathRequest {
+    #[prost(string, tag = "1")]
     #[serde(deserialize_with = "lenient::or_default")]
     path: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, prost::Message, Deserialize)]
 #[serde(default)]
 struct ListRequest {
+    #[prost(string, tag = "1")]
     #[serde(deserialize_with = "lenient::or_default")]
     path: String,
+    #[prost(uint32, tag = "2")]
     #[serde(deserialize_with = "lenient::unsigned")]
     depth: u32,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, prost::Message, Deserialize)]
 #[serde(default)]
 struct MoveRequest {
+    #[prost(string, tag = "1")]
     #[serde(deserialize_with = "lenient::or_default")]
     source: String,
+    #[prost(string, tag = "2")]
     #[serde(deserialize_with = "lenient::or_default")]
     destination: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, PartialEq, prost::Message, Serialize)]
 struct EntryResponse {
-    entry: EntryInfo,
+    #[prost(message, optional, tag = "1")]
+    entry: Option<EntryInfo>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, PartialEq, prost::Message, Serialize)]
 struct ListResponse {
+    #[prost(message, repeated, tag = "1")]
     entries: Vec<EntryInfo>,
 }
 
@@ -159,7 +166,7 @@ pub fn failed(path: &Path, error: &io::Error) -> ConnectError {
 fn entry(path: &Path) -> Result<EntryResponse, ConnectError> {
     let names = Accounts::load().names();
     Ok(EntryResponse {
-        entry: EntryInfo::read(path, &names).map_err(|error| failed(path, &error))?,
+        entry: Some(EntryInfo::read(path, &names).map_err(|error| failed(path, &error))?),
     })
 }
 
@@ -280,7 +287,7 @@ impl Listing {
             let Ok(entry) = EntryInfo::read(&path, &self.names) else {
                 continue;
             };
-            let descend = entry.kind == super::entry::FileType::Directory
+            let descend = entry.kind() == super::entry::FileType::Directory
                 && !entry.is_symlink
                 && (stack.len() as u32) < depth;
             self.entries.push(entry);

@@ -20,6 +20,8 @@ use crate::limits::KILL_PASSES;
 /// Parent folder of the per-process cgroups.
 pub struct CgroupRoot {
     path: PathBuf,
+    /// Processes and threads of one group at most, where that is limited.
+    tasks_max: Option<u64>,
     next: AtomicU64,
     /// Groups whose leader ended while others lived on; removed once they are empty.
     lingering: Mutex<Vec<PathBuf>>,
@@ -39,9 +41,34 @@ impl CgroupRoot {
         let first = u64::from(std::process::id()) << 32;
         Ok(Self {
             path: path.to_owned(),
+            tasks_max: None,
             next: AtomicU64::new(first),
             lingering: Mutex::new(Vec::new()),
         })
+    }
+
+    /// Sets the workload apart from the agent, which stays in the parent of this folder. For guests: it
+    /// changes the parent's own settings.
+    ///
+    /// - CPU: all commands together are one competitor of the agent, however many processes they are.
+    /// - Processes: one command may have at most 7/8 of what the kernel allows, all commands 15/16. A fork
+    ///   bomb then fails by itself and leaves room for other commands and the agent's threads.
+    ///
+    /// Memory needs nothing here: the agent's own is never swapped or evicted, and the OOM killer
+    /// spares it.
+    pub fn set_apart(&mut self) -> io::Result<()> {
+        let parent = self.path.parent().unwrap_or(Path::new("/"));
+        fs::write(parent.join("cgroup.subtree_control"), "+cpu +pids")?;
+        fs::write(self.path.join("cgroup.subtree_control"), "+pids")?;
+        let number = |path: &str| -> io::Result<u64> {
+            let text = fs::read_to_string(path)?;
+            text.trim().parse().map_err(io::Error::other)
+        };
+        let limit =
+            number("/proc/sys/kernel/threads-max")?.min(number("/proc/sys/kernel/pid_max")?);
+        fs::write(self.path.join("pids.max"), (limit / 16 * 15).to_string())?;
+        self.tasks_max = Some(limit / 8 * 7);
+        Ok(())
     }
 
     /// Makes a group for one process.
@@ -53,6 +80,9 @@ impl CgroupRoot {
             .path
             .join(format!("p{}", self.next.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&path)?;
+        if let Some(tasks_max) = self.tasks_max {
+            fs::write(path.join("pids.max"), tasks_max.to_string())?;
+        }
         let fd = rustix::fs::open(
             &path,
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,

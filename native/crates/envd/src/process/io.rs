@@ -1,5 +1,6 @@
 //! Output of a process to its followers, input of clients to the process.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -44,11 +45,13 @@ pub enum Source {
 
 impl Source {
     fn event(self, bytes: Bytes) -> ProcessEvent {
-        ProcessEvent::Data(match self {
-            Source::Stdout => DataEvent::Stdout(bytes),
-            Source::Stderr => DataEvent::Stderr(bytes),
-            Source::Pty => DataEvent::Pty(bytes),
-        })
+        let mut data = DataEvent::default();
+        match self {
+            Source::Stdout => data.stdout = Some(bytes),
+            Source::Stderr => data.stderr = Some(bytes),
+            Source::Pty => data.pty = Some(bytes),
+        }
+        ProcessEvent::Data(data)
     }
 }
 
@@ -74,14 +77,10 @@ pub async fn pump(
     process: Arc<Process>,
     drained: oneshot::Sender<()>,
 ) {
-    let mut buffer = vec![
-        0u8;
-        if source == Source::Pty {
-            PTY_CHUNK_BYTES
-        } else {
-            OUTPUT_CHUNK_BYTES
-        }
-    ];
+    let limit_bytes = match source {
+        Source::Pty => PTY_CHUNK_BYTES,
+        Source::Stdout | Source::Stderr => OUTPUT_CHUNK_BYTES,
+    };
     let mut exit = process.exit.subscribe();
     let mut drained = Some(drained);
     let mut drain: Option<Drain> = None;
@@ -96,8 +95,8 @@ pub async fn pump(
         }
         let draining = drain.is_some();
         let quiet = if draining { DRAIN_QUIET } else { Duration::MAX };
-        let count = tokio::select! {
-            read = read_some(&fd, &mut buffer) => read,
+        let bytes = tokio::select! {
+            read = read_some(&fd, limit_bytes) => read,
             // Nothing was readable for a while, so nothing is owed either.
             () = tokio::time::sleep(quiet), if draining && drained.is_some() => {
                 drained.take().map(|sender| sender.send(()));
@@ -106,10 +105,11 @@ pub async fn pump(
             _ = exit.changed(), if !draining => continue,
         };
         // EIO is how a terminal says that its last user closed it.
-        let Ok(count @ 1..) = count else { break };
-        process
-            .publish(source.event(Bytes::copy_from_slice(&buffer[..count])))
-            .await;
+        let Some(bytes) = bytes.ok().filter(|bytes| !bytes.is_empty()) else {
+            break;
+        };
+        let count = bytes.len();
+        process.publish(source.event(bytes)).await;
         if let Some(drain) = &mut drain {
             let others_bytes = count.saturating_sub(drain.owed_bytes);
             drain.owed_bytes = drain.owed_bytes.saturating_sub(count);
@@ -123,9 +123,18 @@ pub async fn pump(
     }
 }
 
-async fn read_some(fd: &Channel, buffer: &mut [u8]) -> io::Result<usize> {
+thread_local! {
+    /// Where output is read to before it is cut to size: one for all processes, since they may be thousands.
+    static SCRATCH: RefCell<[u8; OUTPUT_CHUNK_BYTES]> = const { RefCell::new([0; OUTPUT_CHUNK_BYTES]) };
+}
+
+/// At most `limit_bytes`; empty at the end of the stream.
+async fn read_some(fd: &Channel, limit_bytes: usize) -> io::Result<Bytes> {
     fd.async_io(Interest::READABLE, |fd| {
-        Ok(rustix::io::read(fd, &mut *buffer)?)
+        SCRATCH.with_borrow_mut(|buffer| {
+            let count = rustix::io::read(fd, &mut buffer[..limit_bytes])?;
+            Ok(Bytes::copy_from_slice(&buffer[..count]))
+        })
     })
     .await
 }

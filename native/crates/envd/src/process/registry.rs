@@ -1,18 +1,20 @@
 //! Table of live processes and of the lately ended ones, and the events of each.
 //!
-//! Invariant: spawn-and-register and wait-and-unregister each happen under the table's lock, so a pid
-//! in the live table is always ours and never reused.
+//! Invariant: a pid in the live table is ours and not yet collected, so it cannot be reused. A process
+//! may end before its spawn is through and its entry made; its status waits in `unclaimed` meanwhile.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::process::{kill_process, Pid, Signal as OsSignal, WaitOptions, WaitStatus};
+use rustix::process::{
+    kill_process, waitid, Pid, Signal as OsSignal, WaitId, WaitIdOptions, WaitOptions, WaitStatus,
+};
 use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{mpsc, watch};
 
 use super::cgroup::{kill_by_walk, Cgroup, CgroupRoot};
-use super::io::Stdin;
+use super::io::{InputKind, Stdin};
 use super::messages::{
     EndEvent, ProcessConfig, ProcessEvent, ProcessInfo, ProcessSelector, Signal,
 };
@@ -27,8 +29,8 @@ use crate::limits::{
 pub struct Process {
     /// Process id, also its session and process group.
     pub pid: u32,
-    /// What runs.
-    pub config: ProcessConfig,
+    /// What runs; emptied at its end, since arguments may be large and the status is kept for a while.
+    pub config: Mutex<ProcessConfig>,
     /// Caller's name for it.
     pub tag: Option<String>,
     /// Its stdin or terminal.
@@ -44,6 +46,8 @@ pub struct Process {
 struct Hub {
     subscribers: Vec<(u64, mpsc::Sender<ProcessEvent>)>,
     next_id: u64,
+    /// Followers that were dropped for taking nothing and have not left yet.
+    cut: Vec<u64>,
     end: Option<EndEvent>,
 }
 
@@ -58,16 +62,18 @@ pub struct Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        lock(&self.process.hub)
-            .subscribers
-            .retain(|(id, _)| *id != self.id);
+        let mut hub = lock(&self.process.hub);
+        hub.subscribers.retain(|(id, _)| *id != self.id);
+        hub.cut.retain(|id| *id != self.id);
     }
 }
 
 impl Subscription {
-    /// How the process ended; set once `events` is closed for that reason.
+    /// How the process ended; set once `events` is closed for that reason. None for a follower that was
+    /// dropped: it missed output, and an end would say that it had all.
     pub fn end(&self) -> Option<EndEvent> {
-        lock(&self.process.hub).end.clone()
+        let hub = lock(&self.process.hub);
+        hub.end.clone().filter(|_| !hub.cut.contains(&self.id))
     }
 }
 
@@ -82,13 +88,24 @@ impl Process {
     ) -> Self {
         Self {
             pid,
-            config,
+            config: Mutex::new(config),
             tag,
             stdin,
             cgroup: Mutex::new(cgroup),
             exit: watch::Sender::new(None),
             hub: Mutex::default(),
         }
+    }
+
+    /// One that ended and left nothing but how.
+    fn ended(record: &Ended) -> Self {
+        let end = end_event(record.status);
+        let stdin = Stdin::new(InputKind::Disabled, None);
+        let config = ProcessConfig::default();
+        let process = Self::new(record.pid, config, record.tag.clone(), stdin, None);
+        process.exit.send_replace(Some(end.clone()));
+        lock(&process.hub).end = Some(end);
+        process
     }
 
     /// Follows the process from now on; there is no replay.
@@ -129,6 +146,7 @@ impl Process {
                 let mut hub = lock(&self.hub);
                 if hub.subscribers.len() > 1 {
                     hub.subscribers.retain(|(other, _)| *other != id);
+                    hub.cut.push(id);
                     break;
                 }
                 event = unsent;
@@ -165,7 +183,21 @@ pub struct Registry {
 #[derive(Default)]
 struct Tables {
     live: HashMap<u32, Arc<Process>>,
-    ended: VecDeque<(Instant, Arc<Process>)>,
+    ended: VecDeque<Ended>,
+    /// Spawns under way.
+    spawning: usize,
+    /// Statuses collected meanwhile that belong to no live process.
+    unclaimed: HashMap<u32, WaitStatus>,
+}
+
+/// A process that ended lately.
+struct Ended {
+    at: Instant,
+    pid: u32,
+    tag: Option<String>,
+    status: WaitStatus,
+    /// As long as its output is not through; what it takes is too much to keep for thousands.
+    process: Option<Arc<Process>>,
 }
 
 impl Tables {
@@ -184,7 +216,7 @@ impl Tables {
         while self
             .ended
             .front()
-            .is_some_and(|(at, _)| at.elapsed() > FINISHED_RETENTION)
+            .is_some_and(|record| record.at.elapsed() > FINISHED_RETENTION)
             || self.ended.len() > FINISHED_MAX
         {
             self.ended.pop_front();
@@ -218,15 +250,27 @@ impl Registry {
         }
     }
 
-    /// Runs `spawn` and registers its process before its exit can be collected.
+    /// Runs `spawn` and registers its process, also when it has ended by then.
     pub fn register<E>(
         &self,
         spawn: impl FnOnce() -> Result<Process, E>,
     ) -> Result<Arc<Process>, E> {
+        lock(&self.tables).spawning += 1;
+        let result = spawn().map(Arc::new);
         let mut tables = lock(&self.tables);
-        let process = Arc::new(spawn()?);
-        tables.live.insert(process.pid, process.clone());
-        Ok(process)
+        tables.spawning -= 1;
+        if let Ok(process) = &result {
+            tables.live.insert(process.pid, process.clone());
+            // A status of an earlier holder of the pid does not count: ours is still to be collected.
+            let status = tables.unclaimed.remove(&process.pid);
+            if let Some(status) = status.filter(|_| !is_child(process.pid)) {
+                self.settle(&mut tables, process.pid, status);
+            }
+        }
+        if tables.spawning == 0 {
+            tables.unclaimed.clear();
+        }
+        result
     }
 
     /// Running processes, by pid.
@@ -236,7 +280,7 @@ impl Registry {
             .live
             .values()
             .map(|process| ProcessInfo {
-                config: process.config.clone(),
+                config: Some(lock(&process.config).clone()),
                 pid: process.pid,
                 tag: process.tag.clone(),
             })
@@ -260,16 +304,31 @@ impl Registry {
         if let Some(process) = tables.live(selector) {
             return Ok(process.clone());
         }
-        let matches = |process: &Process| match (selector.pid, selector.tag.as_deref()) {
-            (Some(pid), _) => process.pid == pid,
-            (None, tag) => tag.is_some() && process.tag.as_deref() == tag,
+        let matches = |record: &&Ended| match (selector.pid, selector.tag.as_deref()) {
+            (Some(pid), _) => record.pid == pid,
+            (None, tag) => tag.is_some() && record.tag.as_deref() == tag,
         };
-        let newest_first = tables.ended.iter().rev();
-        newest_first
-            .map(|(_, process)| process)
-            .find(|process| matches(process))
-            .cloned()
-            .ok_or_else(|| not_found(selector))
+        let mut newest_first = tables.ended.iter().rev();
+        let record = newest_first
+            .find(matches)
+            .ok_or_else(|| not_found(selector))?;
+        Ok(match &record.process {
+            Some(process) => process.clone(),
+            None => Arc::new(Process::ended(record)),
+        })
+    }
+
+    /// Says that all output of an ended process is through.
+    pub fn retire(&self, process: &Process) {
+        let mut tables = lock(&self.tables);
+        let mut newest_first = tables.ended.iter_mut().rev();
+        let is_its = |record: &&mut Ended| {
+            let kept = record.process.as_deref();
+            kept.is_some_and(|kept| std::ptr::eq(kept, process))
+        };
+        if let Some(record) = newest_first.find(is_its) {
+            record.process = None;
+        }
     }
 
     /// Sends a signal to a running process and returns it.
@@ -287,7 +346,7 @@ impl Registry {
         let process = tables.live(selector).ok_or_else(|| not_found(selector))?;
         match signal {
             Signal::Kill => process.kill_tree(),
-            Signal::Term => {
+            Signal::Term | Signal::Unspecified => {
                 let pid = Pid::from_raw(process.pid as i32).ok_or_else(|| not_found(selector))?;
                 kill_process(pid, OsSignal::TERM).map_err(|error| {
                     ConnectError::from_io(
@@ -307,18 +366,43 @@ impl Registry {
             let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) else {
                 return false;
             };
-            let Some(process) = tables.live.remove(&(pid.as_raw_nonzero().get() as u32)) else {
-                continue;
-            };
-            process.exit.send_replace(Some(end_event(status)));
-            if let (Some(root), Some(group)) = (&self.cgroups, lock(&process.cgroup).take()) {
-                root.release(&group);
+            let pid = pid.as_raw_nonzero().get() as u32;
+            if !self.settle(&mut tables, pid, status) && tables.spawning > 0 {
+                tables.unclaimed.insert(pid, status);
             }
-            tables.ended.push_back((Instant::now(), process));
-            tables.forget_old();
         }
         true
     }
+
+    /// Records the end of a live process. False when the pid is none of ours.
+    fn settle(&self, tables: &mut Tables, pid: u32, status: WaitStatus) -> bool {
+        let Some(process) = tables.live.remove(&pid) else {
+            return false;
+        };
+        *lock(&process.config) = ProcessConfig::default();
+        process.exit.send_replace(Some(end_event(status)));
+        if let (Some(root), Some(group)) = (&self.cgroups, lock(&process.cgroup).take()) {
+            root.release(&group);
+        }
+        tables.ended.push_back(Ended {
+            at: Instant::now(),
+            pid,
+            tag: process.tag.clone(),
+            status,
+            process: Some(process),
+        });
+        tables.forget_old();
+        true
+    }
+}
+
+/// Whether a pid is a child of ours whose status was not collected yet.
+fn is_child(pid: u32) -> bool {
+    let Some(pid) = Pid::from_raw(pid as i32) else {
+        return false;
+    };
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(pid), options).is_ok()
 }
 
 /// The contract's words for a wait status.

@@ -18,8 +18,8 @@ use super::registry::{Process, Subscription};
 use super::spawn::{self, Started};
 use super::stream::EventBody;
 use crate::app::App;
-use crate::connect::frames::{self, FrameReader};
-use crate::connect::{Code, Codec, ConnectError};
+use crate::connect::frames::{self, Format, FrameReader};
+use crate::connect::{Code, ConnectError};
 use crate::http::{basic_user, full, Body};
 use crate::limits::KILL_CONFIRM;
 use crate::rpc;
@@ -50,31 +50,52 @@ pub async fn handle(app: Arc<App>, method: &str, request: Request<Incoming>) -> 
 }
 
 async fn start(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
-    let codec = match rpc::streaming_codec(request.headers()) {
-        Ok(codec) => codec,
+    let format = match rpc::stream_format(request.headers()) {
+        Ok(format) => format,
         Err(refusal) => return *refusal,
     };
     let keepalive = rpc::keepalive(request.headers());
-    match try_start(&app, codec, request).await {
+    match try_start(&app, format, request).await {
         Ok((subscription, deadline)) => rpc::stream(
-            codec,
-            EventBody::new(subscription, codec, keepalive, deadline).boxed_unsync(),
+            format,
+            EventBody::new(subscription, format, keepalive, deadline).boxed_unsync(),
         ),
-        Err(error) => rpc::stream_error(codec, &error),
+        Err(error) => rpc::stream_error(format, &error),
     }
 }
 
 async fn try_start(
     app: &Arc<App>,
-    codec: Codec,
+    format: Format,
     request: Request<Incoming>,
 ) -> Result<(Subscription, Option<Instant>), ConnectError> {
     let timeout = rpc::deadline(request.headers())?;
     let user_name = basic_user(request.headers());
-    let query: StartRequest = rpc::single_message(codec, request.into_body()).await?;
-    let user = app.rpc_user(user_name.as_deref())?;
-    let settings = app.settings().clone();
-    let Started { process, outputs } = spawn::start(&app.processes, &settings, &user, query)?;
+    let query: StartRequest = rpc::single_message(format, request.into_body()).await?;
+    // A task of its own: a client that leaves now must not leave a process behind that nobody follows.
+    let launch = tokio::spawn(launch(app.clone(), user_name, query, timeout));
+    launch.await.map_err(lost_worker)?
+}
+
+fn lost_worker(error: tokio::task::JoinError) -> ConnectError {
+    ConnectError::new(Code::Internal, format_args!("worker failed: {error}"))
+}
+
+async fn launch(
+    app: Arc<App>,
+    user_name: Option<String>,
+    query: StartRequest,
+    timeout: Option<Duration>,
+) -> Result<(Subscription, Option<Instant>), ConnectError> {
+    let worker = app.clone();
+    let spawn = move || {
+        let user = worker.rpc_user(user_name.as_deref())?;
+        let settings = worker.settings().clone();
+        spawn::start(&worker.processes, &settings, &user, query)
+    };
+    let Started { process, outputs } = tokio::task::spawn_blocking(spawn)
+        .await
+        .map_err(lost_worker)??;
     let subscription = process.subscribe()?;
     let drained = outputs
         .into_iter()
@@ -85,7 +106,7 @@ async fn try_start(
         })
         .collect();
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    tokio::spawn(supervise(app.clone(), process, drained, deadline));
+    tokio::spawn(supervise(app, process, drained, deadline));
     Ok((subscription, deadline))
 }
 
@@ -125,26 +146,27 @@ async fn supervise(
     if let Some(end) = end {
         process.finish(end);
     }
+    app.processes.retire(&process);
 }
 
 async fn connect(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
-    let codec = match rpc::streaming_codec(request.headers()) {
-        Ok(codec) => codec,
+    let format = match rpc::stream_format(request.headers()) {
+        Ok(format) => format,
         Err(refusal) => return *refusal,
     };
     let keepalive = rpc::keepalive(request.headers());
     let follow = async {
         let timeout = rpc::deadline(request.headers())?.map(|timeout| Instant::now() + timeout);
-        let query: SelectRequest = rpc::single_message(codec, request.into_body()).await?;
+        let query: SelectRequest = rpc::single_message(format, request.into_body()).await?;
         let process = app.processes.find_any(&query.process.unwrap_or_default())?;
         Ok((process.subscribe()?, timeout))
     };
     match follow.await {
         Ok((subscription, deadline)) => rpc::stream(
-            codec,
-            EventBody::new(subscription, codec, keepalive, deadline).boxed_unsync(),
+            format,
+            EventBody::new(subscription, format, keepalive, deadline).boxed_unsync(),
         ),
-        Err(error) => rpc::stream_error(codec, &error),
+        Err(error) => rpc::stream_error(format, &error),
     }
 }
 
@@ -184,16 +206,16 @@ async fn send_input(app: Arc<App>, query: SendInputRequest) -> Result<Empty, Con
 
 /// Client stream: the process first, then its input. One answer at the end.
 async fn stream_input(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
-    let codec = match rpc::streaming_codec(request.headers()) {
-        Ok(codec) => codec,
+    let format = match rpc::stream_format(request.headers()) {
+        Ok(format) => format,
         Err(refusal) => return *refusal,
     };
     let limit = match rpc::deadline(request.headers()) {
         Ok(limit) => limit.unwrap_or(Duration::MAX),
-        Err(error) => return rpc::stream_error(codec, &error),
+        Err(error) => return rpc::stream_error(format, &error),
     };
+    let mut reader = FrameReader::new(request.into_body(), format);
     let work = async {
-        let mut reader = FrameReader::new(request.into_body(), codec);
         let mut process: Option<Arc<Process>> = None;
         while let Some(message) = reader.next::<StreamInputRequest>().await? {
             if let Some(start) = message.start {
@@ -209,28 +231,30 @@ async fn stream_input(app: Arc<App>, request: Request<Incoming>) -> Response<Bod
                 write_input(target, data.input).await?;
             }
         }
-        frames::message(codec, &Empty {})
+        frames::message(format, &Empty {})
     };
     let result = tokio::time::timeout(limit, work).await;
+    tokio::spawn(reader.discard_rest());
     match result.unwrap_or_else(|_| {
         Err(ConnectError::new(
             Code::DeadlineExceeded,
             "the deadline of the request passed",
         ))
     }) {
-        Ok(answer) => rpc::stream(codec, full([answer, frames::end(None)].concat())),
-        Err(error) => rpc::stream_error(codec, &error),
+        Ok(answer) => rpc::stream(format, full([answer, frames::end(None)].concat())),
+        Err(error) => rpc::stream_error(format, &error),
     }
 }
 
 /// Answers a SIGKILL only once the process is collected, so that whoever asks next finds it gone.
 async fn send_signal(app: Arc<App>, query: SendSignalRequest) -> Result<Empty, ConnectError> {
-    let signal = query.signal.ok_or_else(|| {
-        ConnectError::new(
+    let signal = query.signal();
+    if signal == Signal::Unspecified {
+        return Err(ConnectError::new(
             Code::InvalidArgument,
-            "the request names no signal; set SIGNAL_SIGKILL or SIGNAL_SIGTERM",
-        )
-    })?;
+            "the request names no signal there is; set SIGNAL_SIGKILL or SIGNAL_SIGTERM",
+        ));
+    }
     let process = app
         .processes
         .signal(&query.process.unwrap_or_default(), signal)?;

@@ -44,7 +44,8 @@ struct Streams {
     terminal: bool,
 }
 
-/// Starts what the request asks for, as `user`.
+/// Starts what the request asks for, as `user`. Reads the disk and waits for the exec, so it belongs on a
+/// worker thread: a guest short of memory may take seconds for it.
 pub fn start(
     registry: &Registry,
     settings: &Settings,
@@ -74,7 +75,7 @@ pub fn start(
         terminal,
     } = streams;
     let stdio = [child[0].as_fd(), child[1].as_fd(), child[2].as_fd()];
-    let process = registry.register(|| {
+    let process = registry.register(|| -> Result<Process, ConnectError> {
         let pid = texts
             .spawn(user, stdio, terminal, cgroup.as_ref())
             .map_err(|(stage, error)| spawn_error(stage, &error, &config, user, &cwd))?;

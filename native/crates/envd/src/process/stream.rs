@@ -15,7 +15,8 @@ use tokio::time::{Instant, Sleep};
 
 use super::messages::{EventResponse, ProcessEvent};
 use super::registry::Subscription;
-use crate::connect::{frames, Code, Codec, ConnectError};
+use crate::connect::frames::{self, Format};
+use crate::connect::{Code, ConnectError};
 
 /// Where the stream is.
 enum Stage {
@@ -28,7 +29,7 @@ enum Stage {
 /// The stream of one follower.
 pub struct EventBody {
     subscription: Subscription,
-    codec: Codec,
+    format: Format,
     stage: Stage,
     keepalive: Duration,
     silence: Pin<Box<Sleep>>,
@@ -39,13 +40,13 @@ impl EventBody {
     /// A stream that starts with `start` and ends at the process's end or at `deadline`.
     pub fn new(
         subscription: Subscription,
-        codec: Codec,
+        format: Format,
         keepalive: Duration,
         deadline: Option<Instant>,
     ) -> Self {
         Self {
             subscription,
-            codec,
+            format,
             stage: Stage::Start,
             keepalive,
             silence: Box::pin(tokio::time::sleep(keepalive)),
@@ -53,10 +54,10 @@ impl EventBody {
         }
     }
 
-    fn emit(&mut self, event: &ProcessEvent) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn emit(&mut self, event: ProcessEvent) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let at = Instant::now() + self.keepalive;
         self.silence.as_mut().reset(at);
-        match frames::message(self.codec, &EventResponse { event }) {
+        match frames::message(self.format, &EventResponse::from(event)) {
             Ok(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
             Err(error) => self.finish(Some(&error)),
         }
@@ -79,7 +80,7 @@ impl EventBody {
             )));
         }
         match self.subscription.events.poll_recv(context) {
-            Poll::Ready(Some(event)) => return self.emit(&event),
+            Poll::Ready(Some(event)) => return self.emit(event),
             Poll::Ready(None) => {
                 let Some(end) = self.subscription.end() else {
                     let error = ConnectError::new(
@@ -89,13 +90,13 @@ impl EventBody {
                     return self.finish(Some(&error));
                 };
                 self.stage = Stage::EndFrame;
-                return self.emit(&ProcessEvent::End(end));
+                return self.emit(ProcessEvent::End(end));
             }
             Poll::Pending => {}
         }
         match self.silence.as_mut().poll(context) {
             Poll::Ready(()) => {
-                let frame = self.emit(&ProcessEvent::Keepalive {});
+                let frame = self.emit(ProcessEvent::Keepalive);
                 // The new timer must be polled once to wake us.
                 let _pending = self.silence.as_mut().poll(context);
                 frame
@@ -118,7 +119,7 @@ impl http_body::Body for EventBody {
             Stage::Start => {
                 this.stage = Stage::Events;
                 let pid = this.subscription.process.pid;
-                this.emit(&ProcessEvent::Start { pid })
+                this.emit(ProcessEvent::Start { pid })
             }
             Stage::Events => this.poll_events(context),
             Stage::EndFrame => this.finish(None),

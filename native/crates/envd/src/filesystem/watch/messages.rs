@@ -1,21 +1,26 @@
-//! Messages of the watch calls (contract section 3.6). Names are accepted in both spellings.
+//! Messages of the watch calls (contract section 3.6), in both encodings. JSON names are accepted in both
+//! spellings. Field numbers the contract does not list are as the clients' own code has them.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::connect::lenient;
 use crate::filesystem::entry::EntryInfo;
+use crate::process::messages::Empty;
 
 /// WatchDir and CreateWatcher request.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, prost::Message, Deserialize)]
 #[serde(default)]
 pub struct WatchRequest {
     /// Folder.
+    #[prost(string, tag = "1")]
     #[serde(deserialize_with = "lenient::or_default")]
     pub path: String,
     /// Also the folders below it.
+    #[prost(bool, tag = "2")]
     #[serde(deserialize_with = "lenient::or_default")]
     pub recursive: bool,
     /// Describe the file of each event.
+    #[prost(bool, tag = "3")]
     #[serde(
         rename = "includeEntry",
         alias = "include_entry",
@@ -23,6 +28,7 @@ pub struct WatchRequest {
     )]
     pub include_entry: bool,
     /// Watch network file systems too, though they may report little.
+    #[prost(bool, tag = "4")]
     #[serde(
         rename = "allowNetworkMounts",
         alias = "allow_network_mounts",
@@ -32,10 +38,11 @@ pub struct WatchRequest {
 }
 
 /// GetWatcherEvents and RemoveWatcher request.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, prost::Message, Deserialize)]
 #[serde(default)]
 pub struct WatcherRequest {
     /// What CreateWatcher answered.
+    #[prost(string, tag = "1")]
     #[serde(
         rename = "watcherId",
         alias = "watcher_id",
@@ -45,49 +52,63 @@ pub struct WatcherRequest {
 }
 
 /// CreateWatcher answer.
-#[derive(Debug, Serialize)]
+#[derive(Clone, PartialEq, prost::Message, Serialize)]
 pub struct CreateWatcherResponse {
     /// Name of the watcher in later calls.
+    #[prost(string, tag = "1")]
     #[serde(rename = "watcherId")]
     pub watcher_id: String,
 }
 
 /// GetWatcherEvents answer.
-#[derive(Debug, Serialize)]
+#[derive(Clone, PartialEq, prost::Message, Serialize)]
 pub struct WatcherEventsResponse {
     /// All since the last call, oldest first.
+    #[prost(message, repeated, tag = "1")]
     pub events: Vec<FilesystemEvent>,
 }
 
 /// What happened to a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
 pub enum EventKind {
+    /// Never sent.
+    Unspecified = 0,
     /// It is there now: made, or moved here.
-    #[serde(rename = "EVENT_TYPE_CREATE")]
-    Create,
+    Create = 1,
     /// Its content changed.
-    #[serde(rename = "EVENT_TYPE_WRITE")]
-    Write,
+    Write = 2,
     /// It was removed.
-    #[serde(rename = "EVENT_TYPE_REMOVE")]
-    Remove,
+    Remove = 3,
     /// It was moved away.
-    #[serde(rename = "EVENT_TYPE_RENAME")]
-    Rename,
+    Rename = 4,
     /// Its mode, owner, times or attributes changed.
-    #[serde(rename = "EVENT_TYPE_CHMOD")]
-    Chmod,
+    Chmod = 5,
+}
+
+fn write_kind<S: Serializer>(value: &i32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match EventKind::try_from(*value) {
+        Ok(EventKind::Create) => "EVENT_TYPE_CREATE",
+        Ok(EventKind::Write) => "EVENT_TYPE_WRITE",
+        Ok(EventKind::Remove) => "EVENT_TYPE_REMOVE",
+        Ok(EventKind::Rename) => "EVENT_TYPE_RENAME",
+        Ok(EventKind::Chmod) => "EVENT_TYPE_CHMOD",
+        Ok(EventKind::Unspecified) | Err(_) => "EVENT_TYPE_UNSPECIFIED",
+    })
 }
 
 /// One event.
-#[derive(Debug, Serialize)]
+#[derive(Clone, PartialEq, prost::Message, Serialize)]
 pub struct FilesystemEvent {
     /// Path below the watched folder; `.` for the folder itself.
+    #[prost(string, tag = "1")]
     pub name: String,
     /// What happened.
-    #[serde(rename = "type")]
-    pub kind: EventKind,
+    #[prost(enumeration = "EventKind", tag = "2")]
+    #[serde(rename = "type", serialize_with = "write_kind")]
+    pub kind: i32,
     /// The file, if asked for and still there.
+    #[prost(message, optional, boxed, tag = "3")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry: Option<Box<EntryInfo>>,
 }
@@ -112,14 +133,45 @@ impl FilesystemEvent {
     }
 }
 
-/// One message of the WatchDir stream.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum WatchMessage {
+/// One message of the WatchDir stream: exactly one field is set.
+#[derive(Clone, PartialEq, prost::Message, Serialize)]
+pub struct WatchMessage {
     /// The watch is in place.
-    Start {},
+    #[prost(message, optional, tag = "1")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<Empty>,
     /// Something happened.
-    Filesystem(FilesystemEvent),
+    #[prost(message, optional, tag = "2")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<FilesystemEvent>,
     /// Nothing happened.
-    Keepalive {},
+    #[prost(message, optional, tag = "3")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keepalive: Option<Empty>,
+}
+
+impl WatchMessage {
+    /// The watch is in place.
+    pub fn start() -> Self {
+        Self {
+            start: Some(Empty {}),
+            ..Self::default()
+        }
+    }
+
+    /// Something happened.
+    pub fn event(event: FilesystemEvent) -> Self {
+        Self {
+            filesystem: Some(event),
+            ..Self::default()
+        }
+    }
+
+    /// Nothing happened.
+    pub fn keepalive() -> Self {
+        Self {
+            keepalive: Some(Empty {}),
+            ..Self::default()
+        }
+    }
 }

@@ -20,7 +20,7 @@
 //!   last event: a stream ends, a polled watcher has no more events.
 
 mod messages;
-mod mounts;
+pub mod mounts;
 mod queue;
 pub mod registry;
 pub mod service;

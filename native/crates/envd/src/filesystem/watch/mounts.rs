@@ -1,6 +1,7 @@
 //! Which file systems a watch is of use on, by the type `statfs` reports.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 /// File systems other machines or programs change behind the kernel's back. The last hexadecimal digits
@@ -40,6 +41,11 @@ pub fn network_kind(path: &Path) -> io::Result<Option<&'static str>> {
 pub fn is_of_use(path: &Path, allow_network: bool) -> io::Result<bool> {
     let magic = magic(path)?;
     Ok(!KERNEL.contains(&magic) && (allow_network || network_name(magic).is_none()))
+}
+
+/// Whether an open file is made up by the kernel, so that its size means nothing.
+pub fn is_made_up(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|info| KERNEL.contains(&(info.f_type as u32)))
 }
 
 fn magic(path: &Path) -> io::Result<u32> {

@@ -12,7 +12,8 @@ use super::stream::WatchBody;
 use super::tracker::Target;
 use super::watcher::{self, Subscription};
 use crate::app::App;
-use crate::connect::{Code, Codec, ConnectError};
+use crate::connect::frames::Format;
+use crate::connect::{Code, ConnectError};
 use crate::filesystem::service::Caller;
 use crate::http::{basic_user, Body};
 use crate::process::messages::Empty;
@@ -20,29 +21,29 @@ use crate::rpc;
 
 /// WatchDir: events as they happen.
 pub async fn watch_dir(app: Arc<App>, request: Request<Incoming>) -> Response<Body> {
-    let codec = match rpc::streaming_codec(request.headers()) {
-        Ok(codec) => codec,
+    let format = match rpc::stream_format(request.headers()) {
+        Ok(format) => format,
         Err(refusal) => return *refusal,
     };
     let keepalive = rpc::keepalive(request.headers());
-    match try_watch(&app, codec, request).await {
+    match try_watch(&app, format, request).await {
         Ok((subscription, deadline)) => rpc::stream(
-            codec,
-            WatchBody::new(subscription, codec, keepalive, deadline).boxed_unsync(),
+            format,
+            WatchBody::new(subscription, format, keepalive, deadline).boxed_unsync(),
         ),
-        Err(error) => rpc::stream_error(codec, &error),
+        Err(error) => rpc::stream_error(format, &error),
     }
 }
 
 async fn try_watch(
     app: &App,
-    codec: Codec,
+    format: Format,
     request: Request<Incoming>,
 ) -> Result<(Subscription, Option<Instant>), ConnectError> {
     let deadline = rpc::deadline(request.headers())?.map(|timeout| Instant::now() + timeout);
     let user_name = basic_user(request.headers());
     let start = async {
-        let query: WatchRequest = rpc::single_message(codec, request.into_body()).await?;
+        let query: WatchRequest = rpc::single_message(format, request.into_body()).await?;
         start(app, user_name.as_deref(), query).await
     };
     let subscription = match deadline {

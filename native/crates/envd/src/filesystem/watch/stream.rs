@@ -14,14 +14,15 @@ use tokio::time::{Instant, Sleep};
 
 use super::messages::WatchMessage;
 use super::watcher::{Next, Subscription};
-use crate::connect::{frames, Code, Codec, ConnectError};
+use crate::connect::frames::{self, Format};
+use crate::connect::{Code, ConnectError};
 use crate::limits::WATCH_FRAMES_BYTES;
 
 /// The stream of one watch.
 pub struct WatchBody {
     /// None once the end frame is out.
     subscription: Option<Subscription>,
-    codec: Codec,
+    format: Format,
     keepalive: Duration,
     silence: Pin<Box<Sleep>>,
     deadline: Option<Pin<Box<Sleep>>>,
@@ -32,13 +33,13 @@ impl WatchBody {
     /// A stream that ends with the watch or at `deadline`.
     pub fn new(
         subscription: Subscription,
-        codec: Codec,
+        format: Format,
         keepalive: Duration,
         deadline: Option<Instant>,
     ) -> Self {
         Self {
             subscription: Some(subscription),
-            codec,
+            format,
             keepalive,
             silence: Box::pin(tokio::time::sleep(keepalive)),
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
@@ -48,7 +49,7 @@ impl WatchBody {
 
     /// Adds one message, or the end frame when that fails.
     fn emit(&mut self, message: &WatchMessage, out: &mut BytesMut) {
-        match frames::message(self.codec, message) {
+        match frames::message(self.format, message) {
             Ok(frame) => out.extend_from_slice(&frame),
             Err(error) => self.finish(Some(&error), out),
         }
@@ -63,7 +64,7 @@ impl WatchBody {
     fn fill(&mut self, context: &mut Context<'_>, out: &mut BytesMut) {
         if !self.is_started {
             self.is_started = true;
-            self.emit(&WatchMessage::Start {}, out);
+            self.emit(&WatchMessage::start(), out);
             return;
         }
         if self
@@ -84,14 +85,14 @@ impl WatchBody {
             };
             match subscription.poll_next(context) {
                 Poll::Ready(Next::Event(event)) => {
-                    self.emit(&WatchMessage::Filesystem(event), out);
+                    self.emit(&WatchMessage::event(event), out);
                 }
                 Poll::Ready(Next::End(error)) => self.finish(error.as_ref(), out),
                 Poll::Pending => break,
             }
         }
         if out.is_empty() && self.silence.as_mut().poll(context).is_ready() {
-            self.emit(&WatchMessage::Keepalive {}, out);
+            self.emit(&WatchMessage::keepalive(), out);
         }
     }
 }

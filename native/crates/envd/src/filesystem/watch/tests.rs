@@ -67,7 +67,7 @@ impl Watch {
         let mut all = Vec::new();
         loop {
             let (events, progress) = self.tracker.advance();
-            all.extend(events.into_iter().map(|event| (event.kind, event.name)));
+            all.extend(events.into_iter().map(|event| (event.kind(), event.name)));
             if !matches!(progress, Progress::More) {
                 return (all, progress);
             }
@@ -296,7 +296,7 @@ fn the_watched_folder_itself() {
     let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
     fs::set_permissions(&top, mode(0o700)).unwrap();
     let (events, _) = watch.tracker.advance();
-    assert_eq!((events[0].kind, events[0].name.as_str()), (Chmod, "."));
+    assert_eq!((events[0].kind(), events[0].name.as_str()), (Chmod, "."));
     let entry = events[0].entry.as_ref().unwrap();
     assert_eq!(
         (PathBuf::from(&entry.path), entry.mode),
@@ -387,7 +387,7 @@ async fn a_polled_watcher_lives_while_it_is_polled() {
         tokio::time::sleep(POLLED_WATCHER_IDLE_MAX * 3 / 4).await;
         fs::write(scratch.at(&format!("{round}")), "x").unwrap();
         let events = watchers.poll(&id).await.unwrap();
-        let kinds: Vec<_> = events.iter().map(|event| event.kind).collect();
+        let kinds: Vec<_> = events.iter().map(|event| event.kind()).collect();
         assert_eq!(kinds, [Create, Written]);
     }
     assert_eq!(

@@ -515,7 +515,7 @@ impl Tracker {
         };
         self.events.push(FilesystemEvent {
             name: path.to_string_lossy().into_owned(),
-            kind,
+            kind: kind.into(),
             entry,
         });
     }
