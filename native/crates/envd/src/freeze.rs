@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use hyper::{Method, Response, StatusCode};
 use rustix::fs::{Mode, OFlags};
+use tokio::sync::oneshot;
 
 use crate::app::{lock, App};
 use crate::connect::error::cause;
@@ -28,9 +29,7 @@ pub async fn handle(app: Arc<App>, method: &Method, freeze: bool) -> Response<Bo
         let message = "the root file system is not this program's to freeze";
         return RestError::new(StatusCode::FORBIDDEN, message.to_owned()).into_response();
     }
-    let shared = app.clone();
-    let done = tokio::task::spawn_blocking(move || set_frozen(&shared, freeze)).await;
-    match done.unwrap_or_else(|error| Err(io::Error::other(error))) {
+    match on_own_thread(app, freeze).await {
         Ok(()) => http::empty(StatusCode::NO_CONTENT),
         Err(error) => {
             let what = if freeze { "freeze" } else { "thaw" };
@@ -38,6 +37,17 @@ pub async fn handle(app: Arc<App>, method: &Method, freeze: bool) -> Response<Bo
             RestError::new(StatusCode::INTERNAL_SERVER_ERROR, message).into_response()
         }
     }
+}
+
+/// The workers may all wait in the frozen file system for the thaw, which must not queue behind them.
+async fn on_own_thread(app: Arc<App>, freeze: bool) -> io::Result<()> {
+    let (done, result) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("freeze".to_owned())
+        .spawn(move || done.send(set_frozen(&app, freeze)))?;
+    result
+        .await
+        .unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
 fn set_frozen(app: &Arc<App>, freeze: bool) -> io::Result<()> {
