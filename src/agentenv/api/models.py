@@ -222,12 +222,6 @@ def to_create_request(body: CreateBody, template: str, max_timeout_hours: int) -
     )
 
 
-def require_memory_of_snapshot(memory: bool) -> None:
-    """Unsupported when a snapshot is to hold the disk alone."""
-    if not memory:
-        raise Unsupported("memory: snapshots of the filesystem alone are not supported", _NOT_BUILT)
-
-
 def _check_auto_pause_memory(body: CreateBody) -> None:
     if body.auto_pause_memory:
         return

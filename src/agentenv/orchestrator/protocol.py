@@ -89,7 +89,7 @@ class Orchestrator(Protocol):
         """`count` copies that go on from this instant; the source runs on (or stays paused). Each child has its own outcome."""
         ...
 
-    async def snapshot(self, sandbox_id: str, name: str | None) -> tuple[Template, str]:
+    async def snapshot(self, sandbox_id: str, name: str | None, memory: bool = True) -> tuple[Template, str]:
         """Keep this instant of a running or paused sandbox under `name` (`[namespace/]name[:tag]`); the template, and the tag in it."""
         ...
 

@@ -68,7 +68,7 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
     else:
         await parts.store.transition(sandbox.sandbox_id, sandbox.state, State.RUNNING, vm=record)
     parts.shared.vms[sandbox.sandbox_id] = vm
-    if sandbox.state is State.PAUSING:  # its files may stand still, too
+    if sandbox.state in (State.PAUSING, State.SNAPSHOTTING):  # its files may stand still, too
         parts.shared.background(thaw(parts, sandbox.sandbox_id, record), f"thaw {sandbox.sandbox_id}")
     await note(parts, sandbox.sandbox_id, "taken over by a new server", was=sandbox.state)
     return True

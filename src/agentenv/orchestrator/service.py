@@ -172,9 +172,9 @@ class Orchestrator:
         """Children that go on from this instant."""
         return await self._whole(fork.fork(self._parts, sandbox_id, count, timeout_s), "fork")
 
-    async def snapshot(self, sandbox_id: str, name: str | None) -> tuple[Template, str]:
+    async def snapshot(self, sandbox_id: str, name: str | None, memory: bool = True) -> tuple[Template, str]:
         """Keep this instant as a build of a template."""
-        return await self._whole(snapshot.snapshot(self._parts, sandbox_id, name), "snapshot")
+        return await self._whole(snapshot.snapshot(self._parts, sandbox_id, name, memory), "snapshot")
 
     async def set_network(self, sandbox_id: str, wanted: NetworkSettings, allow_internet_access: bool | None) -> None:
         """Replace its network settings."""

@@ -15,7 +15,7 @@ from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.sweep import sweep_soon
 
 
-async def snapshot(parts: Parts, sandbox_id: str, name: str | None) -> tuple[Template, str]:
+async def snapshot(parts: Parts, sandbox_id: str, name: str | None, memory: bool = True) -> tuple[Template, str]:
     """Keep this instant under `name`, or under none; answers with the template and the tag. The source goes on.
 
     A name that a snapshot or a built template has already gets one more build. InvalidInput when the name cannot be given,
@@ -34,7 +34,7 @@ async def snapshot(parts: Parts, sandbox_id: str, name: str | None) -> tuple[Tem
     most_layers = max(2, parts.config.limits.layers_in_chain // 2)
     try:
         with contextlib.ExitStack() as held:
-            source, snapshot_id = await instant(parts, sandbox_id, State.SNAPSHOTTING, lambda _: None, held, most_layers)
+            source, snapshot_id = await instant(parts, sandbox_id, State.SNAPSHOTTING, lambda _: None, held, most_layers, memory)
             build = Build(
                 new_build_id(), snapshot_id, source.machine, source.envd_version, now_ms, dict(source.env_vars), source.sandbox_id
             )

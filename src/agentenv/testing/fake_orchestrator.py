@@ -268,7 +268,7 @@ class FakeOrchestrator:
                 if was_running and self._sandboxes[sandbox_id].state not in _GONE:
                     self._move(sandbox_id, State.RUNNING)
 
-    async def snapshot(self, sandbox_id: str, name: str | None) -> tuple[Template, str]:
+    async def snapshot(self, sandbox_id: str, name: str | None, memory: bool = True) -> tuple[Template, str]:
         """Keep this instant as a build of a template; the source runs on, or stays paused."""
         wanted = None if name is None else parse_new_name(name)
         templates.snapshot_home(self._book.templates(), wanted)

@@ -155,12 +155,6 @@ def test_idempotency_key(options: Options):
         Sandbox.create("python", idempotency_key=key, **options)
 
 
-def test_unbuilt_calls_fail_at_once(options: Options):
-    sandbox = Sandbox.create("base", **options)
-    with pytest.raises(SandboxException, match="501"):
-        sandbox.create_snapshot(mode="filesystem")
-
-
 def test_network_settings(options: Options):
     network = {"allow_out": lambda ctx: ["1.1.1.1", *ctx.rules], "deny_out": lambda ctx: [ctx.all_traffic], "rules": {"a.test": []}}
     sandbox = Sandbox.create("base", network=network, **options)

@@ -41,6 +41,10 @@ async def fork(node: FakeNode, sandbox_id: str) -> None:
         raise Internal("a child failed")
 
 
+async def snapshot_disk(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.snapshot(sandbox_id, "mine", memory=False)
+
+
 async def snapshot(node: FakeNode, sandbox_id: str) -> None:
     await node.orchestrator.snapshot(sandbox_id, "mine")
 
@@ -58,6 +62,8 @@ VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[St
     "resume": (resume, State.PAUSED, {State.RUNNING, State.PAUSED}),
     "fork of a running one": (fork, State.RUNNING, {State.RUNNING}),
     "fork of a paused one": (fork, State.PAUSED, {State.PAUSED}),
+    "snapshot of the disk of a running one": (snapshot_disk, State.RUNNING, {State.RUNNING}),
+    "snapshot of the disk of a paused one": (snapshot_disk, State.PAUSED, {State.PAUSED}),
     "snapshot of a running one": (snapshot, State.RUNNING, {State.RUNNING}),
     "snapshot of a paused one": (snapshot, State.PAUSED, {State.PAUSED}),
     "kill of a running one": (kill, State.RUNNING, {State.RUNNING, State.KILLED}),

@@ -164,3 +164,32 @@ async def test_a_resume_changes_the_policy_only_when_asked(node: FakeNode, on_ti
     sandbox_id = await _paused(node, True, on_timeout="pause")
     sandbox = await node.orchestrator.resume(sandbox_id, 60, on_timeout=on_timeout)  # type: ignore[arg-type]
     assert sandbox.on_timeout == (on_timeout or "pause")
+
+
+@pytest.mark.parametrize("source", ["running", "paused with memory", "paused without"])
+async def test_a_snapshot_of_the_disk_alone_is_booted_from_and_leaves_its_source_as_it_was(node: FakeNode, source: str) -> None:
+    sandbox_id = await node.create() if source == "running" else await _paused(node, source == "paused with memory")
+    before = node.row(sandbox_id)
+    expected = node.content(sandbox_id)
+    await node.orchestrator.snapshot(sandbox_id, "mine", memory=False)
+    after = node.row(sandbox_id)
+    assert (after.state, after.pause_mode, after.snapshot_id) == (before.state, before.pause_mode, before.snapshot_id)
+    if source == "running":
+        assert node.process(sandbox_id).write("9", "after"), "its file system is still frozen"
+    passed = len(node.points.passed)
+    made = await node.create(template="mine")
+    assert "vmm.boot" in node.points.passed[passed:]
+    assert node.content(made) == expected
+    await node.orchestrator.connect(sandbox_id, 60)
+    await node.quiesce()
+    assert node.problems() == []
+
+
+async def test_a_snapshot_of_the_disk_needs_a_guest_that_answers(node: FakeNode) -> None:
+    sandbox_id = await node.create()
+    node.process(sandbox_id).hung = True
+    with pytest.raises(Unavailable):
+        await node.orchestrator.snapshot(sandbox_id, "mine", memory=False)
+    await node.quiesce()
+    assert node.row(sandbox_id).state is State.RUNNING
+    assert node.problems() == []

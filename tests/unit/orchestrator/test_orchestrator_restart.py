@@ -11,6 +11,7 @@ from test_orchestrator_fail_at_step import VERBS
 
 from agentenv.core.errors import AgentEnvError, HostNotReady
 from agentenv.core.lifecycle import State
+from agentenv.core.model import Creation
 from agentenv.testing.fake_node import FakeNode
 from agentenv.testing.fake_vmm import FakeProcess
 
@@ -199,4 +200,34 @@ async def test_a_vm_taken_over_by_a_newer_vmm_version_keeps_its_own_identity(ram
     with pytest.raises(HostNotReady, match=r"vmm_version '.*' \(here '99.0'\)"):
         await node.orchestrator.resume(sandbox_id, 300)
     assert node.row(sandbox_id).state is State.PAUSED
+    await node.close()
+
+
+@pytest.mark.parametrize("reached", ["guest.initialise", None])
+async def test_a_repeated_creation_is_known_if_the_first_came_to_run(ram_path: Path, reached: str | None) -> None:
+    """A server that is killed before the guest answers has created nothing: the repeat creates it."""
+    creation = Creation("caller:key", "fingerprint")
+    node = FakeNode(ram_path / "node")
+    await node.start_server()
+    if reached is None:
+        sandbox_id = await node.create(creation=creation)
+        (child,) = await node.orchestrator.fork(sandbox_id, 1, 60)
+        assert child.sandbox is not None
+        assert child.sandbox.creation is None, "a child answers to its source's key"
+    else:
+        with node.points.hold(reached) as held:
+            creating = asyncio.ensure_future(node.create(creation=creation))
+            await held.wait()
+            node.kill_server()
+            creating.cancel()
+    node.kill_server()
+    await node.start_server()
+    await node.quiesce()
+    known = await node.orchestrator.created_by("caller:key")
+    assert (known is None) == (reached is not None)
+    if known is not None:
+        assert (known.sandbox_id, known.creation) == (sandbox_id, creation)
+        node.clock.advance_ms(3_600_000)
+        assert await node.orchestrator.created_by("caller:key") is None
+    assert await node.orchestrator.created_by("caller:other") is None
     await node.close()

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
 from agentenv.api.context import Context
-from agentenv.api.models import SnapshotBody, require_memory_of_snapshot
+from agentenv.api.models import SnapshotBody
 from agentenv.api.pagination import MAX_LIMIT, NEXT_TOKEN_HEADER, Limit, NextToken, encode_token, make_position, page_of, parse_position
 from agentenv.api.request_parts import SandboxId, json_body
 from agentenv.api.views import SnapshotView, snapshot_view
@@ -22,9 +22,8 @@ router = APIRouter()
 
 @router.post("/sandboxes/{sandbox_id}/snapshots", status_code=201, response_model=None)
 async def create(context: Context, sandbox_id: SandboxId, body: Annotated[SnapshotBody, Depends(json_body(SnapshotBody))]) -> SnapshotView:
-    """Keep this instant of a running or paused sandbox, which goes on; under a name it has already, as one more build."""
-    require_memory_of_snapshot(body.memory)
-    template, tag = await context.orchestrator.snapshot(sandbox_id, body.name)
+    """Keep this instant of a running or paused sandbox, or its disk alone; it goes on. A name there is already gets one more build."""
+    template, tag = await context.orchestrator.snapshot(sandbox_id, body.name, body.memory)
     return snapshot_view(template, tag)
 
 
