@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agentenv.proxy.server import ProxyServer
 
 _TURN_BYTES = 64 * 1024  # what one stream sends before the next has its turn
+_READ_BYTES = 32 * 1024  # what one connection takes in before the others have their turn: some 3000 of the smallest frames
 
 
 class Http2Connection(asyncio.Protocol):
@@ -57,6 +58,7 @@ class Http2Connection(asyncio.Protocol):
         self._streams: dict[int, Http2Stream] = {}
         self._waiting: dict[int, Http2Stream] = {}
         self._credit_bytes = 0
+        self._unread = bytearray()
         self._resets: deque[float] = deque(maxlen=HTTP2_RESETS_MAX)
         self._leaving = False
         self._last_stream_id = 0
@@ -67,8 +69,30 @@ class Http2Connection(asyncio.Protocol):
     # Called by the loop
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
+        """Called by the loop. Small frames are dear, so that a lot of bytes is taken in turns with the other connections."""
         self.last_moved = self.server.now
+        if len(data) <= _READ_BYTES and not self._unread:
+            self._read(data)
+            return
+        if not self._unread:
+            self.transport.pause_reading()
+            self.server.loop.call_soon(self._read_on)
+        self._unread += data
+
+    def _read_on(self) -> None:
+        if self.transport.is_closing():
+            return
+        data = bytes(self._unread[:_READ_BYTES])
+        del self._unread[:_READ_BYTES]
+        self._read(data)
+        if self.transport.is_closing():
+            return
+        if self._unread:
+            self.server.loop.call_soon(self._read_on)
+        else:
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
         if self._lengths.exceed(data):
             self._goaway(ErrorCodes.FRAME_SIZE_ERROR)
             self._end("http2_error")

@@ -33,6 +33,7 @@ class Http2Stream:
     __slots__ = (
         "_chunked",
         "_connection",
+        "_early",
         "_ending",
         "_out",
         "_out_bytes",
@@ -43,7 +44,6 @@ class Http2Stream:
         "host",
         "host_bytes",
         "last_moved",
-        "pending",
         "proto",
         "request_ended",
         "server",
@@ -61,7 +61,7 @@ class Http2Stream:
         self.host_bytes = connection.host_bytes
         self.proto = connection.proto
         self.takes_chunks = False
-        self.pending = b""
+        self._early = bytearray()
         self.write_paused = False
         self.eof = False
         self.last_moved = connection.server.now
@@ -107,7 +107,7 @@ class Http2Stream:
         if exchange is None:
             return  # answered early; the window stays shut, and the reset is on its way
         if data:
-            exchange.client_data(b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
+            self._hand_on(exchange, b"%x\r\n%s\r\n" % (len(data), data) if self._chunked else data)
         self.update_reading()
 
     def end(self, trailers: Fields) -> None:
@@ -118,10 +118,26 @@ class Http2Stream:
             exchange.client_end(trailers)
         elif exchange is not None and self._chunked:
             try:
-                exchange.client_data(trailer_lines(trailers))
+                self._hand_on(exchange, trailer_lines(trailers))
             except FramingError:
                 self.gone("bad_request")
                 self.reset(ErrorCodes.PROTOCOL_ERROR)
+
+    def _hand_on(self, exchange: Exchange | GrpcExchange, data: bytes) -> None:
+        """Body bytes for the upstream; without one yet they are collected here, because frames may be as small as one byte."""
+        if exchange.upstream is None:
+            self._early += data
+        else:
+            exchange.client_data(data)
+
+    @property
+    def pending(self) -> bytes:
+        """What has arrived before there was an upstream to take it."""
+        return bytes(self._early)
+
+    @pending.setter
+    def pending(self, rest: bytes) -> None:
+        self._early = bytearray(rest)
 
     def gone(self, outcome: str) -> None:
         """The peer has reset the stream or is gone itself, or its time is up."""
@@ -157,7 +173,7 @@ class Http2Stream:
     def update_reading(self) -> None:
         """Give window back for what the upstream has taken."""
         exchange = self.exchange
-        if exchange is None or exchange.upstream is None or exchange.upstream.write_paused or self.pending:
+        if exchange is None or exchange.upstream is None or exchange.upstream.write_paused or self._early:
             return
         owed, self._owed_bytes = self._owed_bytes, 0
         if owed:

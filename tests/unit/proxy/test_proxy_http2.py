@@ -279,6 +279,24 @@ async def test_body_that_comes_before_the_route_waits_within_its_window(rig, con
     assert dechunk(found.body.partition(b"\r\n\r\n")[2]) == b"u" * size
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("with_length", [False, True])
+async def test_frames_of_one_byte(rig, connect, early, with_length):
+    if early:
+        rig.table.resolve_delay_s = 0.3
+    upstream = await rig.upstream()
+    await rig.start()
+    client = await connect()
+    body = bytes(range(256)) * 40
+    stream_id = client.begin(fields(upstream, "POST", extra=[("content-length", str(len(body)))] if with_length else []))
+    for pos in range(len(body)):
+        client.h2.send_data(stream_id, body[pos : pos + 1], end_stream=pos == len(body) - 1)
+    client.flush()  # all frames in one write, far more than one turn's worth
+    found = await client.answer(stream_id)
+    raw = found.body.partition(b"\r\n\r\n")[2]
+    assert (raw if with_length else dechunk(raw)) == body
+
+
 # Ends
 
 
