@@ -119,6 +119,23 @@ def test_a_pause_at_the_timeout_may_keep_the_disk_alone(node):
         sandbox.kill()
 
 
+def test_a_snapshot_of_the_disk_alone_leaves_its_source_running(node, made):
+    boot_id = made.commands.run(BOOT_ID).stdout
+    made.files.write("/home/user/kept", "kept")
+    snapshot = made.create_snapshot(mode="filesystem")
+    made.files.write("/home/user/after", "its files are not frozen")
+    assert made.commands.run(BOOT_ID).stdout == boot_id
+    other = Sandbox.create(snapshot.snapshot_id, timeout=600, **node.options)
+    try:
+        assert other.files.read("/home/user/kept") == "kept"
+        assert not other.files.exists("/home/user/after")
+        assert other.commands.run(BOOT_ID).stdout != boot_id
+        assert other.commands.run("hostname").stdout.strip() == other.sandbox_id
+    finally:
+        other.kill()
+        assert Sandbox.delete_snapshot(snapshot.snapshot_id, **node.options)
+
+
 def test_a_guest_that_does_not_answer(node, made):
     """Its root cuts it off: refused when it must answer, and its memory is never brought back."""
     made.files.write("/home/user/kept", "kept")
