@@ -100,6 +100,14 @@ class BlockClient:
         body = {"upper": {"data": str(fresh.data), "index": str(fresh.index)}, "sync": sync}
         return await self._call("POST", f"/v1/stacks/{stack_id}/seal", lambda reply: _stack(reply["stack"]), body, _COPY_DEADLINE_S)
 
+    async def replace(self, stack_id: str, lowers: Sequence[Path], replacement: Path) -> Stack:
+        """Read sealed layers that lie one upon the other from one layer that reads the same (a commit of them) from now on.
+
+        Conflict when the stack does not have them so. A repeated call changes nothing.
+        """
+        body = {"lowers": [str(path) for path in lowers], "replacement": str(replacement)}
+        return await self._call("POST", f"/v1/stacks/{stack_id}/replace", _stack, body, _COPY_DEADLINE_S)
+
     async def flush(self, stack_id: str) -> None:
         """Make everything written so far durable."""
         await self._call("POST", f"/v1/stacks/{stack_id}/flush", _nothing)

@@ -117,7 +117,7 @@ class RunningVm:
     """The resources of one life of a VM, recorded before they are acquired so that a restart can find or undo them.
 
     `memory_layers` and `disk_layers` are what the next snapshot builds on. They name the same bytes as the open stacks, but
-    not always the same files: chains are merged while a VM runs. `held_layers` are the files its stacks still read then.
+    of memory not always the same files: chains are merged while a VM runs. `held_layers` are the files it still reads then.
     `pid` is 0 until the VMM has been started; `(pid, pid_start_ticks)` names the process for good.
     """
 

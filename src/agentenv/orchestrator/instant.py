@@ -51,9 +51,9 @@ async def instant(
         else:
             raise Conflict(f"sandbox {sandbox_id} is {source.state}")
         held.enter_context(parts.shared.using(snapshot_id))  # no other task has run since the capture let go of it
-    if source.state is State.PAUSED:  # a running one has the long chain open, and would only get another copy of it
-        chain = parts.store.snapshot(source.snapshot_id or "")
-        parts.shared.background(compact(parts, sandbox_id, chain, most_layers), f"compact {sandbox_id}")
+    runs_on = source.state is State.RUNNING
+    chain = parts.store.snapshot(snapshot_id if runs_on else source.snapshot_id or "")
+    parts.shared.background(compact(parts, sandbox_id, chain, most_layers, runs_on=runs_on), f"compact {sandbox_id}")
     return source, snapshot_id
 
 

@@ -150,16 +150,19 @@ class Store:
             mirror=lambda: self._snapshots.update({snapshot.snapshot_id: snapshot}),
         )
 
-    async def replace_snapshot(self, snapshot: Snapshot) -> None:
-        """Change the layers of a snapshot for others with the same content. NotFound when it is gone."""
-        self.snapshot(snapshot.snapshot_id)
+    async def change_snapshot(self, snapshot_id: str, change: Callable[[Snapshot], Snapshot]) -> bool:
+        """Give a snapshot other layers with the same content: what `change` makes of it. False when that is the same, or it is gone."""
+        async with self._row(snapshot_id):
+            if snapshot_id not in self._snapshots or (after := change(self._snapshots[snapshot_id])) == self._snapshots[snapshot_id]:
+                return False
 
-        def mirror() -> None:
-            if snapshot.snapshot_id in self._snapshots:  # else it was removed meanwhile
-                self._snapshots[snapshot.snapshot_id] = snapshot
+            def mirror() -> None:
+                if snapshot_id in self._snapshots:  # else it was removed meanwhile
+                    self._snapshots[snapshot_id] = after
 
-        statement = "UPDATE snapshots SET body = ? WHERE snapshot_id = ?"
-        await self._execute((statement, (json.dumps(asdict(snapshot)), snapshot.snapshot_id)), mirror=mirror)
+            statement = "UPDATE snapshots SET body = ? WHERE snapshot_id = ?"
+            await self._execute((statement, (json.dumps(asdict(after)), snapshot_id)), mirror=mirror)
+            return True
 
     async def remove_snapshot(self, snapshot_id: str) -> None:
         """Forget a snapshot; its files are the garbage collector's. No error when it is gone."""

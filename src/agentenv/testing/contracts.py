@@ -222,6 +222,26 @@ class BlocksContract:
         flat = await rig.client.open("flat", (rig.folder / "flat.lsmt",), None, None, "page")
         assert [rig.read(flat.path, block) for block in range(5)] == [12, 20, 21, 22, 0]
 
+    async def test_layers_of_an_open_stack_are_replaced_by_one(self, rig: BlocksRig) -> None:
+        stack = await open_fresh(rig, "a", "a0")
+        for generation in range(4):
+            rig.write(stack.path, generation, 10 + generation)
+            sealed = await rig.client.seal("a", upper(rig, f"a{generation + 1}"))
+        rig.write(stack.path, 1, 99)
+        run, flat = sealed.lowers[1:3], rig.folder / "flat.lsmt"
+        await rig.client.commit(run, flat)
+        for _ in range(2):
+            replaced = await rig.client.replace("a", run, flat)
+            assert replaced.lowers == (sealed.lowers[0], flat, sealed.lowers[3])
+        for path in run:
+            path.unlink()
+        assert [rig.read(stack.path, block) for block in range(5)] == [10, 99, 12, 13, 0]
+        for wrong in ((), sealed.lowers[::-1], sealed.lowers[:2]):
+            with pytest.raises(Conflict):
+                await rig.client.replace("a", wrong, rig.folder / "a0.lsmt.other")
+        with pytest.raises(NotFound):
+            await rig.client.replace("nothing", run, flat)
+
 
 class VmRig(Protocol):
     """A way to restore VMs of one snapshot."""

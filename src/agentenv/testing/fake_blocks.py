@@ -130,6 +130,20 @@ class FakeDevices:
             old.index.unlink(missing_ok=True)
         return stack
 
+    def replace(self, stack_id: str, lowers: tuple[Path, ...], replacement: Path) -> _Open:
+        """Another layer in the place of some; idempotent by `replacement`."""
+        stack = self.by_id(stack_id)
+        if replacement in stack.lowers:
+            return stack
+        places = [at for at in range(len(stack.lowers)) if lowers and stack.lowers[at : at + len(lowers)] == lowers]
+        if not places:
+            raise Conflict(f"stack {stack_id} does not have these layers one after the other")
+        before = self.read(self.mount / stack_id)
+        stack.lowers = (*stack.lowers[: places[0]], replacement, *stack.lowers[places[0] + len(lowers) :])
+        if self.read(self.mount / stack_id) != before:
+            self.violations.append(f"stack {stack_id} reads otherwise since {replacement.name} took the place of others")
+        return stack
+
     def close(self, stack_id: str, force: bool) -> None:
         """Forget a stack. Conflict while it is in use, unless forced."""
         if self.by_id(stack_id).open_handles > 0 and not force:
@@ -203,6 +217,13 @@ class FakeBlocks:
         await self._points.hit("blocks.seal")
         stack = self._devices.seal(stack_id, fresh)
         await self._points.hit("blocks.seal:done")
+        return self._devices.describe(stack)
+
+    async def replace(self, stack_id: str, lowers: Sequence[Path], replacement: Path) -> Stack:
+        """One layer for several."""
+        await self._points.hit("blocks.replace")
+        stack = self._devices.replace(stack_id, tuple(lowers), replacement)
+        await self._points.hit("blocks.replace:done")
         return self._devices.describe(stack)
 
     async def flush(self, stack_id: str) -> None:

@@ -105,6 +105,15 @@ async def test_captures_imports_and_commits(blockd: FakeBlockd, client: BlockCli
     assert blockd.asked[0][2] == {"pid": 42, "stack": "mem-1", "output": "/l/m.lsmt", "sync": False}
 
 
+async def test_a_replacement_names_its_layers(blockd: FakeBlockd, client: BlockClient) -> None:
+    blockd.answer(500, {"code": "io", "message": "", "hint": ""})
+    with pytest.raises(errors.Internal):
+        await client.replace("disk-1", [Path("/l/a.lsmt"), Path("/l/b.lsmt")], Path("/l/m.lsmt"))
+    method, path, body = blockd.asked[0]
+    assert (method, path) == ("POST", "/v1/stacks/disk-1/replace")
+    assert body == {"lowers": ["/l/a.lsmt", "/l/b.lsmt"], "replacement": "/l/m.lsmt"}
+
+
 CODES = {
     "not_found": (404, errors.NotFound), "invalid_input": (400, errors.InvalidInput), "conflict": (409, errors.Conflict),
     "busy": (409, errors.Conflict), "storage_full": (507, errors.StorageFull), "corrupt": (500, errors.DataCorrupt),

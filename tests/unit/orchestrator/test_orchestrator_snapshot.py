@@ -217,6 +217,49 @@ async def test_of_two_at_once_under_one_new_name_none_is_lost(node: FakeNode) ->
     await _rest(node)
 
 
+async def test_a_sandbox_snapshotted_all_day_keeps_short_chains_and_every_snapshot(node: FakeNode) -> None:
+    _limit(node, layers_in_chain=8)
+    source, expected = await node.create(), {"booted": "yes"}
+    for n in range(60):
+        block = str(n % 7)
+        assert node.process(source).write(block, f"step {n}")
+        expected[block] = f"step {n}"
+        await _snapshot(node, source, f"mine:v{n}")
+        if n % 3 == 0:
+            await node.quiesce()
+    await _rest(node)
+    assert node.content(source) == expected
+    for build in (await node.orchestrator.template("mine")).builds:
+        snapshot = node.parts.store.snapshot(build.snapshot_id)
+        assert max(len(snapshot.memory_layers), len(snapshot.disk_layers)) <= 8
+    vm = node.row(source).vm
+    assert vm is not None
+    assert max(len(vm.memory_layers), len(vm.disk_layers)) <= 9
+    last = {str(n % 7): f"step {n}" for n in range(40)}
+    assert node.content(await node.create(template="mine:v39")) == {"booted": "yes", **last}
+
+
+async def test_a_hundred_generations_each_made_from_the_snapshot_of_the_one_before(node: FakeNode) -> None:
+    _limit(node, layers_in_chain=8)
+    sandbox_id, former, expected = await node.create(), "", {"booted": "yes"}
+    for n in range(100):
+        assert node.process(sandbox_id).write(str(n % 7), f"generation {n}")
+        expected[str(n % 7)] = f"generation {n}"
+        template = await _snapshot(node, sandbox_id)
+        following = await node.create(template=template.template_id)
+        await node.orchestrator.kill(sandbox_id)
+        if former:
+            await node.orchestrator.delete_template(former)
+        sandbox_id, former = following, template.template_id
+        if n % 4 == 0:
+            await node.quiesce()
+    await _rest(node)
+    assert node.content(sandbox_id) == expected
+    vm = node.row(sandbox_id).vm
+    assert vm is not None
+    assert max(len(vm.memory_layers), len(vm.disk_layers)) <= 8
+
+
 async def test_memory_of_a_snapshot_is_open_only_while_something_runs_from_it(node: FakeNode) -> None:
     source = await node.create()
     template = await _snapshot(node, source)

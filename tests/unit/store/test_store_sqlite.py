@@ -383,3 +383,20 @@ async def test_a_file_of_an_older_version_is_brought_up_to_date(tmp_path: Path, 
     await again.volumes.remove("v1")
     assert again.volumes.get("v1") is None
     await again.close()
+
+
+async def test_layers_of_a_snapshot_are_changed_one_after_the_other(store: Store) -> None:
+    await store.add_snapshot(Snapshot("s1", MACHINE, IDENTITY, ("m",), (), 1))
+
+    def longer(snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, disk_layers=(*snapshot.disk_layers, "d"))
+
+    assert all(await asyncio.gather(*(store.change_snapshot("s1", longer) for _ in range(10))))
+    assert store.snapshot("s1").disk_layers == ("d",) * 10
+    assert not await store.change_snapshot("s1", lambda snapshot: snapshot)
+    removing = asyncio.ensure_future(store.remove_snapshot("s1"))
+    await store.change_snapshot("s1", longer)
+    await removing
+    assert not await store.change_snapshot("s1", longer)
+    assert store.snapshots() == []
+    await _assert_agrees(store)

@@ -18,7 +18,9 @@ use lsmt::{RoLayer, Stack, StackError, StackSpec};
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::error::{ApiError, Code};
-use crate::api::models::{CacheMode, Layer, OpenStack, Owner, SealStack, Sealed, StackInfo, Upper};
+use crate::api::models::{
+    CacheMode, Layer, OpenStack, Owner, ReplaceLayers, SealStack, Sealed, StackInfo, Upper,
+};
 
 /// Longest name of a stack.
 const MAX_ID_BYTES: usize = 128;
@@ -241,6 +243,20 @@ impl Registry {
         Ok(Sealed {
             layer: describe_layer(top)?,
             stack: self.describe(&entry),
+        })
+    }
+
+    /// Reads a run of sealed layers from one layer from now on. A repeated call
+    /// finds the replacement in their place and is content.
+    pub fn replace(&self, id: &str, request: &ReplaceLayers) -> Result<StackInfo, ApiError> {
+        let mut paths = request.lowers.iter().chain([&request.replacement]);
+        paths.try_for_each(|path| check_absolute(path))?;
+        self.with_id(id, || {
+            let entry = self.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
+            if !entry.stack.lower_paths().contains(&request.replacement) {
+                entry.stack.replace(&request.lowers, &request.replacement)?;
+            }
+            Ok(self.describe(&entry))
         })
     }
 

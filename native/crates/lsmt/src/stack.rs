@@ -96,6 +96,25 @@ pub enum StackError {
         /// Size asked for.
         wanted_bytes: u64,
     },
+    /// The layers to replace are not one run of the stack's sealed layers.
+    #[error("the layers to replace are not in the stack, one after the other")]
+    NoSuchRun,
+    /// A replacement that does not stand for as large a disk.
+    #[error("the replacement stands for a disk of {replacement_bytes} bytes, the layers for {layers_bytes}")]
+    ReplacementSize {
+        /// Size after the replacement.
+        replacement_bytes: u64,
+        /// Size before.
+        layers_bytes: u64,
+    },
+    /// A replacement that cannot be made durable.
+    #[error("cannot make {path} durable")]
+    SyncReplacement {
+        /// The layer file.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
     /// The fresh upper of a seal holds data already.
     #[error("the fresh upper {path} is not empty; give a new pair of files")]
     FreshUpperUsed {
@@ -452,6 +471,41 @@ impl Stack {
                 Err(error)
             }
         }
+    }
+
+    /// Reads from `merged`, a commit of the sealed layers `run`, in their place
+    /// from now on. Atomic for I/O; on failure the stack is as before. `merged`
+    /// is made durable first, since flushes have vouched for the layers' data.
+    ///
+    /// That both read the same is the caller's word. Seals of the same stack
+    /// must not run meanwhile; they would make this fail.
+    pub fn replace(&self, run: &[PathBuf], merged: &Path) -> Result<(), StackError> {
+        let before = self.state.read().lowers.clone();
+        let mut paths = self.lower_paths();
+        let found = (0..paths.len()).find(|&at| !run.is_empty() && paths[at..].starts_with(run));
+        let at = found.ok_or(StackError::NoSuchRun)?;
+        paths.splice(at..at + run.len(), [merged.to_owned()]);
+        std::fs::File::open(merged)
+            .and_then(|file| file.sync_all())
+            .map_err(|source| StackError::SyncReplacement {
+                path: merged.to_owned(),
+                source,
+            })?;
+        let after = Lowers::open(&paths)?;
+        let (replacement_bytes, layers_bytes) =
+            (after.virtual_size_bytes(), before.virtual_size_bytes());
+        if replacement_bytes != layers_bytes {
+            return Err(StackError::ReplacementSize {
+                replacement_bytes,
+                layers_bytes,
+            });
+        }
+        let mut state = self.state.write();
+        if !Arc::ptr_eq(&state.lowers, &before) {
+            return Err(StackError::NoSuchRun);
+        }
+        state.lowers = Arc::new(after);
+        Ok(())
     }
 
     fn create_fresh(&self, fresh: &UpperPaths) -> Result<Arc<AppendUpper>, StackError> {

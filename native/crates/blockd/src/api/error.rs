@@ -144,11 +144,15 @@ pub fn code_of(error: &StackError) -> Code {
         | StackError::TooManyEntries { .. }
         | StackError::NoSize
         | StackError::BadSize { .. } => Code::InvalidInput,
-        StackError::UpperSize { .. } | StackError::FreshUpperUsed { .. } => Code::Conflict,
+        StackError::UpperSize { .. }
+        | StackError::FreshUpperUsed { .. }
+        | StackError::NoSuchRun
+        | StackError::ReplacementSize { .. } => Code::Conflict,
         StackError::Layer(_)
         | StackError::Write(_)
         | StackError::Read { .. }
-        | StackError::SyncLayer { .. } => Code::Io,
+        | StackError::SyncLayer { .. }
+        | StackError::SyncReplacement { .. } => Code::Io,
     }
 }
 

@@ -29,8 +29,8 @@ use crate::stacks::{check_absolute, Registry};
 use body::WholeBody;
 use error::{ApiError, Code};
 use models::{
-    CacheMode, CaptureRequest, Captured, CommitRequest, ImportRequest, Info, OpenStack, SealStack,
-    ShutdownRequest, StackList, WrittenLayer,
+    CacheMode, CaptureRequest, Captured, CommitRequest, ImportRequest, Info, OpenStack,
+    ReplaceLayers, SealStack, ShutdownRequest, StackList, WrittenLayer,
 };
 use outputs::Outputs;
 
@@ -75,6 +75,7 @@ pub fn router(app: Arc<App>) -> Router {
             get(get_stack).put(open_stack).delete(close_stack),
         )
         .route("/v1/stacks/{id}/seal", post(seal_stack))
+        .route("/v1/stacks/{id}/replace", post(replace_layers))
         .route("/v1/stacks/{id}/flush", post(flush_stack))
         .route("/v1/captures", post(capture_memory))
         .route("/v1/imports", post(import_image))
@@ -180,6 +181,15 @@ async fn seal_stack(
 ) -> Result<impl IntoResponse, ApiError> {
     let request: SealStack = body.decode()?;
     blocking(move || app.registry.seal(&id, &request)).await
+}
+
+async fn replace_layers(
+    State(app): Shared,
+    Path(id): Path<String>,
+    body: WholeBody,
+) -> Result<impl IntoResponse, ApiError> {
+    let request: ReplaceLayers = body.decode()?;
+    blocking(move || app.registry.replace(&id, &request)).await
 }
 
 async fn flush_stack(State(app): Shared, Path(id): Path<String>) -> Result<StatusCode, ApiError> {

@@ -102,6 +102,16 @@ pub struct SealStack {
     pub sync: bool,
 }
 
+/// Body of `POST /v1/stacks/{id}/replace`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceLayers {
+    /// Sealed layers of the stack, one after the other, bottom first.
+    pub lowers: Vec<PathBuf>,
+    /// A layer that reads the same, as a commit of them does.
+    pub replacement: PathBuf,
+}
+
 /// A sealed layer.
 #[derive(Debug, Clone, Serialize)]
 pub struct Layer {

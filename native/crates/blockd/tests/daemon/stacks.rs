@@ -270,3 +270,103 @@ fn bad_requests_name_the_cause() {
     );
     assert!(!daemon.path("out").exists() && !daemon.path("u.data").exists());
 }
+
+#[test]
+fn layers_are_replaced_under_io_and_lose_nothing() {
+    let daemon = Daemon::start();
+    let disk = Arc::new(daemon.disk("disk", &[], Some(16 * MIB)));
+    let mut lowers = vec![];
+    for round in 0..6_u64 {
+        let bytes = content(round as u32, 300_000);
+        disk.write_all_at(&bytes, round * MIB).unwrap();
+        disk.write_all_at(&bytes, 8 * MIB).unwrap();
+        let upper = daemon.upper(&format!("next{round}"));
+        let sealed = daemon.ok("POST", "/v1/stacks/disk/seal", &json!({ "upper": upper }));
+        lowers = sealed["stack"]["lowers"].as_array().unwrap().clone();
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (disk, stop) = (disk.clone(), stop.clone());
+        std::thread::spawn(move || {
+            let mut round = 0_u32;
+            while !stop.load(Ordering::Relaxed) || round < 50 {
+                round += 1;
+                let bytes = content(round, 70_000);
+                disk.write_all_at(&bytes, 12 * MIB + 77).unwrap();
+                assert_eq!(read(&disk, 12 * MIB + 77, 70_000), bytes);
+                assert_eq!(read(&disk, 3 * MIB, 300_000), content(3, 300_000));
+            }
+        })
+    };
+    let merged = daemon.path("merged.lsmt");
+    let run = &lowers[1..4];
+    daemon.ok(
+        "POST",
+        "/v1/commits",
+        &json!({ "lowers": run, "output": merged }),
+    );
+    let request = json!({ "lowers": run, "replacement": merged });
+    for _ in 0..2 {
+        let stack = daemon.ok("POST", "/v1/stacks/disk/replace", &request);
+        let expected = [&lowers[..1], &[json!(merged)], &lowers[4..]].concat();
+        assert_eq!(stack["lowers"], json!(expected));
+    }
+    for path in run {
+        std::fs::remove_file(path.as_str().unwrap()).unwrap();
+    }
+    let upper = daemon.upper("last");
+    daemon.ok("POST", "/v1/stacks/disk/seal", &json!({ "upper": upper }));
+    stop.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+    for round in 0..6_u64 {
+        assert_eq!(
+            read(&disk, round * MIB, 300_000),
+            content(round as u32, 300_000)
+        );
+    }
+    assert_eq!(read(&disk, 8 * MIB, 300_000), content(5, 300_000));
+}
+
+#[test]
+fn what_is_not_in_a_stack_cannot_be_replaced() {
+    let daemon = Daemon::start();
+    let disk = daemon.disk("disk", &[], Some(4 * MIB));
+    let mut lowers = vec![];
+    for round in 0..3_u64 {
+        disk.write_all_at(&content(round as u32, 5000), round * MIB)
+            .unwrap();
+        let upper = daemon.upper(&format!("next{round}"));
+        let sealed = daemon.ok("POST", "/v1/stacks/disk/seal", &json!({ "upper": upper }));
+        lowers = sealed["stack"]["lowers"].as_array().unwrap().clone();
+    }
+    let merged = daemon.path("merged.lsmt");
+    daemon.ok(
+        "POST",
+        "/v1/commits",
+        &json!({ "lowers": lowers[..2], "output": merged }),
+    );
+    let swapped = [lowers[1].clone(), lowers[0].clone()];
+    for (run, replacement, status) in [
+        (json!([]), json!(merged), 409),
+        (json!([lowers[0], lowers[2]]), json!(merged), 409),
+        (json!(swapped), json!(merged), 409),
+        (json!(lowers[..2]), json!("relative"), 400),
+    ] {
+        let request = json!({ "lowers": run, "replacement": replacement });
+        let (found, _) = daemon.call("POST", "/v1/stacks/disk/replace", &request);
+        assert_eq!(found, status, "{request}");
+    }
+    let missing = json!({ "lowers": lowers[..2], "replacement": daemon.path("none.lsmt") });
+    assert!(daemon.call("POST", "/v1/stacks/disk/replace", &missing).0 >= 400);
+    let (status, _) = daemon.call(
+        "POST",
+        "/v1/stacks/none/replace",
+        &json!({ "lowers": lowers, "replacement": merged }),
+    );
+    assert_eq!(status, 404);
+    let stack = daemon.ok("GET", "/v1/stacks/disk", &Value::Null);
+    assert_eq!(stack["lowers"], json!(lowers));
+    for round in 0..3_u64 {
+        assert_eq!(read(&disk, round * MIB, 5000), content(round as u32, 5000));
+    }
+}
