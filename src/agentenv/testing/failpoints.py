@@ -76,6 +76,11 @@ class Failpoints:
 
     # -- for fakes
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether the server is dead and its loop not closed yet: nothing of it may have an effect any more."""
+        return self._killed and not self._buried
+
     async def hit(self, name: str, *, can_fail: bool = True) -> None:
         """Pass the point `name`. With `can_fail` False it can be slow only, and is not a step of `passed`."""
         await self._stop_if_killed()

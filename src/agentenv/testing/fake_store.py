@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from agentenv.core.clock import Clock
 from agentenv.store.shelf import Noun
 from agentenv.store.sqlite import Store
 from agentenv.testing.failpoints import Failpoints, InlineExecutor
+
+T = TypeVar("T")
 
 
 class FailingStore(Store):
@@ -19,6 +22,11 @@ class FailingStore(Store):
         super().__init__(path, clock)
         self._worker = InlineExecutor(1)
         self._points = points
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._points.is_killed:  # a dead process commits nothing, however near it was
+            await asyncio.get_running_loop().create_future()
+        return await super()._run(work)
 
     async def _execute(self, *statements: tuple[str, tuple[Any, ...]], mirror: Callable[[], object] = lambda: None) -> None:
         await self._points.hit("store.commit")
