@@ -13,6 +13,9 @@ from e2e_node import Node
 
 TEMPLATE = "code-interpreter-v1"
 DEADLINE_S = 180.0
+RESTART_DEADLINE_S = 900.0
+"""The server imports pandas and matplotlib again: half a minute in an emulated guest, minutes when its host is busy."""
+pytestmark = pytest.mark.timeout(3000)  # the first test also makes the template
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +130,7 @@ def test_typescript_is_javascript_with_types(box: Any) -> None:
 
 def test_bash(box: Any) -> None:
     run(box, "cd /; X=5", language="bash")
-    assert run(box, "pwd; echo $X; whoami", language="bash").logs.stdout == ["/\n5\nuser\n"]
+    assert "".join(run(box, "pwd; echo $X; whoami", language="bash").logs.stdout) == "/\n5\nuser\n"
     assert run(box, "false", language="bash").error.value == "1"
 
 
@@ -172,7 +175,7 @@ def test_client_that_gives_up_interrupts_the_cell(box: Any, language: str, keep:
     run(box, keep, language=language)
     with pytest.raises(TimeoutException):
         box.run_code(code, language=language, timeout=2)
-    assert run(box, read, language=language).logs.stdout == [value]
+    assert "".join(run(box, read, language=language).logs.stdout) == value
 
 
 def test_contexts(box: Any) -> None:
@@ -189,16 +192,25 @@ def test_contexts(box: Any) -> None:
         run(box, "1", context=context)
 
 
-def test_killed_server_comes_back(box: Any, interpreter_node: Node) -> None:
-    box.commands.run("pkill -KILL -f aenv_interpreter.server", user="root")
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            if run(box, "1 + 1").text == "2":
-                break
-        except Exception:  # noqa: BLE001  # the client has many names for a server that is not there yet
-            assert time.monotonic() < end
+def test_killed_server_comes_back(box: Any) -> None:
+    code = "kill -9 $(pgrep -o -f '[a]env_interpreter.server')"  # the bracket: the shell that looks is not found
+    box.commands.run(code, user="root")
+    end = time.monotonic() + RESTART_DEADLINE_S
+    while not healthy(box):
+        assert time.monotonic() < end
         time.sleep(1)
+    assert run(box, "1 + 1").text == "2"
+
+
+def healthy(box: Any) -> bool:
+    reply = httpx.get(
+        f"{box.connection_config.get_sandbox_url(box.sandbox_id, box.sandbox_domain)}/health", headers=headers(box), timeout=DEADLINE_S
+    )
+    return reply.text == "OK"
+
+
+def headers(box: Any) -> dict[str, str]:
+    return {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999"}
 
 
 def test_pause_fork_and_identity(interpreter_node: Node) -> None:
@@ -234,9 +246,8 @@ def test_new_sandboxes_draw_different_random_numbers(interpreter_node: Node) -> 
 
 def test_stream_is_plain_lines(box: Any) -> None:
     """As any HTTP client sees it, through the node's proxy."""
-    headers = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49999"}
-    url = box.connection_config.sandbox_url
-    reply = httpx.post(f"{url}/execute", json={"code": "print('é'); 'ü'"}, headers=headers, timeout=DEADLINE_S)
+    url = f"{box.connection_config.get_sandbox_url(box.sandbox_id, box.sandbox_domain)}/execute"
+    reply = httpx.post(url, json={"code": "print('é'); 'ü'"}, headers=headers(box), timeout=DEADLINE_S)
     lines = [json.loads(line) for line in reply.content.decode("ascii").split("\n")[:-1]]
     assert [line["type"] for line in lines] == ["number_of_executions", "stdout", "result", "end_of_execution"]
-    assert httpx.get(f"{url}/health", headers=headers, timeout=DEADLINE_S).text == "OK"
+    assert healthy(box)

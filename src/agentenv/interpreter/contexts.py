@@ -27,6 +27,10 @@ DEFAULTS = ("python", "javascript")
 """Languages whose default context is there from the start."""
 
 
+Spare = Callable[[str, str], Worker | None]
+"""Gives a worker for a language and folder that was started in advance, or None."""
+
+
 class NotFound(Exception):
     """No such context; the text goes to the client with status 404."""
 
@@ -34,10 +38,11 @@ class NotFound(Exception):
 class Context:
     """One context. `start` first, `close` in the end."""
 
-    def __init__(self, language: str, cwd: str, spawner: Spawner, sandbox: Sandbox, base_environment: dict[str, str]) -> None:
+    def __init__(self, language: str, cwd: str, spawner: Spawner, sandbox: Sandbox, base_environment: dict[str, str], spare: Spare) -> None:
         self.id = str(uuid.uuid4())
         self.language, self.cwd = language, cwd
         self._spawner, self._sandbox, self._base_environment = spawner, sandbox, base_environment
+        self._spare = spare
         self._turn = asyncio.Lock()
         self._worker: Worker | None = None
         self._known: dict[str, str] = {}  # sandbox-wide variables that its worker has
@@ -56,8 +61,9 @@ class Context:
         if self._worker is not None and not self._worker.is_lost:
             return
         self._known, self._count = {}, 0
-        variables = environment_of(self.language, self._base_environment)
-        self._worker = await self._spawner.start(argv_of(self.language), self.cwd, variables)
+        self._worker = self._spare(self.language, self.cwd)
+        if self._worker is None or self._worker.is_lost:
+            self._worker = await start_worker(self._spawner, self.language, self.cwd, self._base_environment)
         await self._worker.ready()
 
     def execute(self, code: str, once: dict[str, str], access_token: str | None) -> Execution:
@@ -127,6 +133,11 @@ class Context:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
+async def start_worker(spawner: Spawner, language: str, cwd: str, environment: dict[str, str]) -> Worker:
+    """A new worker for a language; not `ready` yet. WorkerLost."""
+    return await spawner.start(argv_of(language), cwd, environment_of(language, environment))
+
+
 async def _first_of(*events: asyncio.Event) -> None:
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
@@ -147,6 +158,7 @@ class Contexts:
         self._all: dict[str, Context] = {}
         self._defaults: dict[str, Context] = {}
         self._making = asyncio.Lock()
+        self._spare_worker: Worker | None = None
 
     async def open(self) -> None:
         """Start the default contexts. WorkerLost when there is no Python; another language that is not there is a warning."""
@@ -158,6 +170,17 @@ class Contexts:
                 if language == "python":
                     raise
                 _log.warning("no default context for %s: %s", language, lost)
+                return
+        # One more node, which is then part of the template: the first context of TypeScript, or a second one of JavaScript, need
+        # not wait for its start (seconds in an emulated guest). It is not replaced, which would take the cell's CPU.
+        self._spare_worker = await start_worker(self._spawner, "javascript", self._home, self._base_environment)
+        await self._spare_worker.ready()
+
+    def _take_spare(self, language: str, cwd: str) -> Worker | None:
+        if cwd != self._home or argv_of(language) != argv_of("javascript"):
+            return None
+        spare, self._spare_worker = self._spare_worker, None
+        return spare
 
     async def create(self, language: str, cwd: str | None) -> Context:
         """A new context. BadRequest, WorkerLost."""
@@ -166,7 +189,7 @@ class Contexts:
             raise BadRequest(f"cwd {folder!r} is not a folder that can be entered")
         if len(self._all) >= CONTEXTS_MAX:
             raise BadRequest(f"this sandbox has {CONTEXTS_MAX} contexts, the most there may be; remove one first")
-        context = Context(language, folder, self._spawner, self._sandbox, self._base_environment)
+        context = Context(language, folder, self._spawner, self._sandbox, self._base_environment, self._take_spare)
         self._all[context.id] = context
         try:
             await context.start()

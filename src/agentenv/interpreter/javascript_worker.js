@@ -8,7 +8,6 @@
 const fs = require('node:fs');
 const Module = require('node:module');
 const path = require('node:path');
-const { randomFillSync } = require('node:crypto');
 const { pathToFileURL } = require('node:url');
 const util = require('node:util');
 const vm = require('node:vm');
@@ -290,11 +289,12 @@ function moduleOnlyEntry(specifier, require, problem) {
   throw problem;
 }
 
-// Random numbers from the kernel: node's own generator is part of the template's memory, the same in every sandbox.
-const randomPool = { words: new Uint32Array(512), left: 0 };
+// Random numbers from the kernel: node's own generators (V8's and OpenSSL's) are part of the template's memory, the same in
+// every sandbox.
+const randomPool = { words: new Uint32Array(512), left: 0, source: fs.openSync('/dev/urandom', 'r') };
 Math.random = () => {
   if (randomPool.left < 2) {
-    randomFillSync(randomPool.words);
+    fs.readSync(randomPool.source, randomPool.words);
     randomPool.left = randomPool.words.length;
   }
   const high = randomPool.words[--randomPool.left] >>> 5;

@@ -1,7 +1,7 @@
 """Run in a guest before its capture, as a program of its own: lets every language do once what nearly every session does first.
 
 The pages that this reads are then in the template's memory. It works in contexts of its own and removes them, so that the
-default contexts stay as new.
+default contexts stay as new; and not in the home folder, so that the worker that was started in advance stays, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def call(path: str, body: dict[str, Any] | None = None, method: str = "POST") ->
 def main() -> None:
     """Run each cell; the first that fails ends this with what it said."""
     for language, code in CELLS.items():
-        context = json.loads(call("/contexts", {"language": language}))["id"]
+        context = json.loads(call("/contexts", {"language": language, "cwd": "/"}))["id"]
         said = call("/execute", {"context_id": context, "code": code})
         if b'"type": "error"' in said:
             sys.exit(f"the {language} cell failed: {said.decode()[-1000:]}")
