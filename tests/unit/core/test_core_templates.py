@@ -174,7 +174,7 @@ def test_what_must_hold_holds_after_any_changes(seed: int):
 
 def test_a_new_sandbox_has_what_its_build_brings_and_the_caller_wins():
     one = templates.first(build(env_vars={"A": "build", "B": "build"}), (), "snapshot", ("default",), 1)
-    request = CreateRequest("x", 60, "pause", True, False, False, {"m": "1"}, {"B": "caller"})
+    request = CreateRequest("x", 60, on_timeout="pause", allow_public_traffic=False, metadata={"m": "1"}, env_vars={"B": "caller"})
     first, second = (new_sandbox(request, one, one.builds[0], 1000) for _ in range(2))
     assert first.env_vars == {"A": "build", "B": "caller"}
     assert (first.template_name, first.template_id, first.build_id) == (one.template_id, one.template_id, one.builds[0].build_id)
