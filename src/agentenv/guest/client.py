@@ -23,6 +23,7 @@ from agentenv.host import netns
 ENVD_PORT = 49983
 _MAX_READ_BYTES = 65536
 _MAX_OUTPUT_BYTES = 1 << 20
+_BOOT_CONNECT_S = 1.0  # the kernel's first repeat of a SYN comes after as long, the fifth after 31 s
 _RETRY_S = 0.01  # between tries of a guest that refuses connections: it is about to listen
 
 
@@ -116,11 +117,12 @@ class GuestClient:
         self._url = f"http://{guest_ip}:{ENVD_PORT}"
         self._clock = clock
 
-    async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float) -> str:
+    async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False) -> str:
         """Give a freshly restored guest its time, entropy, name, environment and token; returns envd's version.
 
         Waits until the guest answers. A new connection is tried while the guest refuses or resets it; one that merely
-        waits is left alone, since a busy host makes the guest slow, not deaf. DeadlineExceeded, Internal.
+        waits is left alone, since a busy host makes the guest slow, not deaf; unless the guest `boots`: until its network is up it
+        hears nothing, and the kernel asks ever less often. DeadlineExceeded, Internal.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
@@ -137,7 +139,7 @@ class GuestClient:
                         f"{self._url}/init",
                         headers={"Content-Type": "application/json"},
                         content=self._body(identity),
-                        extensions={"timeout": _all_within(left)},
+                        extensions={"timeout": _all_within(left) | ({"connect": min(left, _BOOT_CONNECT_S)} if boots else {})},
                     )
                 except httpcore.TimeoutException:
                     continue

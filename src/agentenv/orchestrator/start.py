@@ -88,7 +88,7 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool)
     record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
     await parts.store.change(sandbox_id, vm=record)
     guest = parts.config.guest
-    version = await _introduce(parts, sandbox, slot, vm, guest.boot_deadline_s if cold else guest.restore_deadline_s)
+    version = await _introduce(parts, sandbox, slot, vm, guest.boot_deadline_s if cold else guest.restore_deadline_s, cold)
     if cold and version != sandbox.envd_version:  # it runs this server's agent now, not the template's
         await parts.store.change(sandbox_id, envd_version=version)
     return record, vm
@@ -114,13 +114,13 @@ async def _open_memory(parts: Parts, record: RunningVm, machine: Machine) -> Sta
         return await parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, size_bytes, "page")
 
 
-async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm, deadline_s: float) -> str:
+async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm, deadline_s: float, boots: bool) -> str:
     """Wait for the guest and tell it who it is; an early end of its VMM is the better news of the two. Returns envd's version."""
     identity = GuestIdentity(
         sandbox.sandbox_id, sandbox.template_id, sandbox.access_token, sandbox.env_vars, parts.config.guest.dns_servers
     )
     ended = asyncio.create_task(vm.ended())
-    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s))
+    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s, boots))
     try:
         await asyncio.wait({ended, hello}, return_when=asyncio.FIRST_COMPLETED)
         if not hello.done():

@@ -144,7 +144,7 @@ class BaseBuilder:
     async def _wait_and_warm(self, vm: Vm, spec: VmSpec, slot: layout.Slot, progress: Progress) -> str:
         nobody = GuestIdentity("template", self._recipe.name, "", {}, self._config.dns_servers)  # no token: every restore sets its own
         ended = asyncio.create_task(vm.ended())
-        ready = asyncio.create_task(self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s))
+        ready = asyncio.create_task(self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s, boots=True))
         try:
             await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():

@@ -27,7 +27,7 @@ class FakeGuest:
         self.commands: list[str] = []  # all that `run` was asked for
         self.answers_to: Callable[[str], tuple[int, str]] = lambda command: (0, "")
 
-    async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float) -> str:
+    async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False) -> str:
         """Give the guest in `namespace` its identity. Waits for ever when there is none that runs: the caller gives up."""
         await self._points.hit("guest.initialise")
         if int(namespace.rsplit("-", 1)[1]) not in self._network.present:

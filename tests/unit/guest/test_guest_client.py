@@ -9,11 +9,13 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentenv.core.clock import SystemClock
 from agentenv.core.errors import DeadlineExceeded, Internal, NotFound
+from agentenv.guest import client as client_module
 from agentenv.guest.client import ENVD_PORT, GuestClient, GuestIdentity
 from agentenv.host import netns
 
@@ -74,6 +76,27 @@ async def test_a_guest_is_initialised_from_inside_the_namespace(namespace: str, 
     client = GuestClient(ADDRESS, SystemClock())
     assert await client.initialise(namespace, GuestIdentity("isandbox", "template", "token"), 10) == "9.9.9"
     assert heads[0].startswith(b"POST /init ")
+
+
+@pytest.mark.parametrize("boots", [True, False])
+async def test_a_connection_that_a_booting_guest_did_not_hear_is_tried_anew(
+    namespace: str, heads: list[bytes], monkeypatch: pytest.MonkeyPatch, boots: bool
+) -> None:
+    dial, tries = client_module._dial, 0
+
+    async def deaf_at_first(*where: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        return await (asyncio.get_running_loop().create_future() if tries == 1 else dial(*where))
+
+    monkeypatch.setattr(client_module, "_dial", deaf_at_first)
+    monkeypatch.setattr(client_module, "_BOOT_CONNECT_S", 0.1)
+    calling = GuestClient(ADDRESS, SystemClock()).initialise(namespace, GuestIdentity("i", "t", "token"), 30 if boots else 1, boots)
+    if boots:
+        assert await calling == "9.9.9"
+    else:
+        with pytest.raises(DeadlineExceeded):
+            await calling
 
 
 async def test_nobody_listens(namespace: str) -> None:
