@@ -52,7 +52,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A failed test keeps the server's and blockd's last log lines in its report."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.failed and report.when == "call":
+    of_the_node = {"e2e", "conformance"} & set(item.path.parts)
+    if report.failed and report.when == "call" and of_the_node:
         for name in ("server.log", "blockd.log"):
             log = HOME / "log" / name
             if log.exists():

@@ -35,12 +35,15 @@ SCENARIOS: dict[str, str] = {
     "details": "what the API tells of a sandbox",
     "set_timeout": "a new timeout counts from now; zero ends it",
     "pause_and_resume": "memory, processes, id and token survive; while paused nothing answers",
+    "pause_disk_only": "files survive, processes do not, and the kernel starts anew",
     "pause_at_timeout": "at its timeout it pauses and can be brought back",
     "auto_resume": "a paused sandbox wakes when it is used",
     "fork": "copies go on from the same instant and diverge",
     "snapshot": "a named snapshot: create from it, list it, delete it twice",
     "metrics": "what it used, within half a minute",
+    "network_settings": "settings are kept, shown and replaced",
     "ports": "a server in the sandbox is reached by host or header; a closed port is told",
+    "file_urls": "signed links up and down, without any header; an expired one is refused",
     "kill_during_command": "who waits for a command is told that the sandbox ended",
     "idempotent_create": "a creation asked for twice under one key is made once",
     "errors": "a wrong key, an unknown template and an unknown sandbox are told apart",
@@ -48,7 +51,17 @@ SCENARIOS: dict[str, str] = {
     "secrets": "a secret is stored, listed and replaced; its value never comes back",
 }
 
-Kind = Literal["python", "python-async", "javascript", "cli", "interpreter-python", "interpreter-javascript"]
+# What the command line client is tried with.
+CLI_SCENARIOS: dict[str, str] = {
+    "cli_sandboxes": "create, list, info, pause, resume and kill",
+    "cli_exec": "run a command: its output, exit code, folder, user, variables and piped input",
+    "cli_logs_and_metrics": "logs and metrics of a sandbox",
+    "cli_terminal": "connect a terminal, type, leave",
+    "cli_snapshots": "create, list and delete a snapshot",
+    "cli_templates": "list templates",
+}
+
+Kind = Literal["python", "python-async", "javascript", "cli"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +80,18 @@ class Client:
         return f"{self.package} {self.version}{_SUFFIX[self.kind]}"
 
     @property
+    def scenarios(self) -> dict[str, str]:
+        """What it is tried with."""
+        if self.kind == "cli":
+            return CLI_SCENARIOS
+        if self.kind == "javascript" and not EVERYTHING:
+            return {name: SCENARIOS[name] for name in FAST_JAVASCRIPT}
+        return SCENARIOS
+
+    @property
     def folder(self) -> str:
         """Where it is installed, below the folder of clients; both Python kinds share one."""
-        ecosystem = "npm" if self.kind in ("javascript", "cli", "interpreter-javascript") else "pypi"
+        ecosystem = "npm" if self.kind in ("javascript", "cli") else "pypi"
         return f"{ecosystem}-{self.package.replace('@', '').replace('/', '-')}-{self.version}"
 
 
@@ -78,25 +100,31 @@ _SUFFIX: dict[Kind, str] = {
     "python-async": " (Python, async)",
     "javascript": " (JavaScript)",
     "cli": "",
-    "interpreter-python": " (Python)",
-    "interpreter-javascript": " (JavaScript)",
 }
 
 NEWEST_PYTHON = "2.63.0"
 NEWEST_JAVASCRIPT = "2.51.0"
 
+# The newest come first: a run that is broken off has told most.
 CLIENTS: tuple[Client, ...] = (
+    Client("python", "e2b", NEWEST_PYTHON, fast=True),
+    Client("javascript", "e2b", NEWEST_JAVASCRIPT, fast=True),
+    Client("python-async", "e2b", NEWEST_PYTHON),
+    Client("cli", "@e2b/cli", "2.19.0"),
+    Client("python", "e2b", "2.45.1"),
+    Client("javascript", "e2b", "2.45.0"),
+    Client("python", "e2b", "2.20.3"),
     Client("python", "e2b", "1.0.0", domain=True),
     Client("python", "e2b", "1.5.6", domain=True),
     Client("python", "e2b", "2.3.6", domain=True),
-    Client("python", "e2b", "2.20.3"),
-    Client("python", "e2b", "2.45.1"),
-    Client("python", "e2b", NEWEST_PYTHON, fast=True),
     Client("python-async", "e2b", "2.45.1"),
-    Client("python-async", "e2b", NEWEST_PYTHON),
-    Client("javascript", "e2b", "2.45.0"),
-    Client("javascript", "e2b", NEWEST_JAVASCRIPT, fast=True),
 )
+
+# What a release cannot do against any current server, and why: (client, scenario).
+KNOWN_LIMITS: dict[tuple[str, str], str] = {
+    ("e2b 1.0.0 (Python)", scenario): "this release refuses answers with fields it does not know, and entries have had more since"
+    for scenario in ("file_tree", "watch_folder")
+}
 
 # Of these, introspection tells whether every public method is called.
 NEWEST_CLIENTS = tuple(client for client in CLIENTS if client.version in (NEWEST_PYTHON, NEWEST_JAVASCRIPT))

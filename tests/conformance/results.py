@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from catalogue import SCENARIOS
+from catalogue import CLI_SCENARIOS, KNOWN_LIMITS, SCENARIOS
 from runner import Run
 
 FILE = Path(__file__).parents[2] / "docs" / "conformance_results.json"
@@ -18,8 +18,10 @@ def write(runs: Iterable[Run], file: Path = FILE) -> None:
     runs = list(runs)
     content = {
         "date": datetime.now(UTC).date().isoformat(),
-        "scenarios": SCENARIOS,
-        "clients": [{"name": run.client.name, "outcomes": {outcome.scenario: _entry(outcome) for outcome in run.outcomes}} for run in runs],
+        "scenarios": SCENARIOS | CLI_SCENARIOS,
+        "clients": [
+            {"name": run.client.name, "outcomes": {outcome.scenario: _entry(run, outcome) for outcome in run.outcomes}} for run in runs
+        ],
         "methods": {
             run.client.name: {
                 "public": len(run.public),
@@ -33,8 +35,9 @@ def write(runs: Iterable[Run], file: Path = FILE) -> None:
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def _entry(outcome):
+def _entry(run, outcome):
     kept = {"outcome": outcome.outcome}
     if outcome.outcome == "fail":
-        kept["detail"] = outcome.detail.strip().splitlines()[-1] if outcome.detail.strip() else ""
+        last = (outcome.detail.strip().splitlines() or ["no detail"])[-1]
+        kept["detail"] = KNOWN_LIMITS.get((run.client.name, outcome.scenario), last)
     return kept

@@ -77,6 +77,7 @@ def run(client: Client, scenarios: Sequence[str], variables: dict[str, str], *, 
     result = Run(client)
     left = list(scenarios)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_CLIENT_VARIABLES)} | variables
+    environment["NO_UPDATE_NOTIFIER"] = "1"  # the command line client would ask its registry on every call
     while left:
         told = 0
         for line in _lines([*command_of(client), *(["--record"] if record else []), *left], environment):

@@ -81,10 +81,13 @@ class CreateBody(Body, extra="allow"):
 
 
 class CreateBodyV1(CreateBody):
-    """`POST /sandboxes`: the default timeout is shorter, and `secure` exists. Every sandbox is secured, so it changes nothing."""
+    """`POST /sandboxes`: the default timeout is shorter, and a sandbox is secured only when `secure` asks for it.
+
+    The oldest clients neither ask nor know the token, so their sandboxes answer whoever knows the sandbox's id.
+    """
 
     timeout_s: int = Field(15, alias="timeout")
-    secure: bool = True
+    secure: bool = False
 
 
 class PauseBody(Body):
@@ -219,6 +222,7 @@ def to_create_request(body: CreateBody, template: str, max_timeout_hours: int) -
         metadata=body.metadata,
         env_vars=body.env_vars,
         unknown_fields=tuple(name[:80] for name in sorted(body.model_extra or ())[:MAX_UNKNOWN_FIELDS]),
+        secure=not isinstance(body, CreateBodyV1) or body.secure,
     )
 
 

@@ -35,7 +35,7 @@ class SandboxView(TypedDict):
     clientID: str
     envdVersion: str
     alias: str
-    envdAccessToken: str
+    envdAccessToken: NotRequired[str]
     trafficAccessToken: str | None
     domain: str
 
@@ -77,7 +77,7 @@ class NetworkView(TypedDict):
 class SandboxDetailView(ListedSandboxView):
     """`SandboxDetail`: one sandbox asked for by id. Holds its access token."""
 
-    envdAccessToken: str
+    envdAccessToken: NotRequired[str]
     allowInternetAccess: bool | None
     domain: str
     network: NetworkView
@@ -183,16 +183,18 @@ class SecretView(TypedDict):
 
 def sandbox_view(sandbox: Sandbox, domain: str) -> SandboxView:
     """The reply that gives a client what it needs to reach `sandbox`."""
-    return {
+    view: SandboxView = {
         "templateID": sandbox.template_id,
         "sandboxID": sandbox.sandbox_id,
         "clientID": CLIENT_ID,
         "envdVersion": sandbox.envd_version,
         "alias": sandbox.template_name,
-        "envdAccessToken": sandbox.access_token,
         "trafficAccessToken": sandbox.traffic_token,
         "domain": domain,
     }
+    if sandbox.access_token:
+        view["envdAccessToken"] = sandbox.access_token
+    return view
 
 
 def listed_sandbox_view(sandbox: Sandbox) -> ListedSandboxView:
@@ -214,13 +216,14 @@ def listed_sandbox_view(sandbox: Sandbox) -> ListedSandboxView:
 def sandbox_detail_view(sandbox: Sandbox, domain: str) -> SandboxDetailView | PausedSandboxDetailView:
     """`sandbox` as `GET /sandboxes/{id}` shows it; `pauseMode` appears once the pause has finished."""
     view: SandboxDetailView = {
-        **listed_sandbox_view(sandbox),
-        "envdAccessToken": sandbox.access_token,
+        **listed_sandbox_view(sandbox),  # type: ignore[typeddict-item]  # mypy wants the key that need not be there
         "allowInternetAccess": sandbox.allow_internet_access,
         "domain": domain,
         "network": network_view(sandbox),
         "lifecycle": {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout},
     }
+    if sandbox.access_token:
+        view["envdAccessToken"] = sandbox.access_token
     if sandbox.state is not State.PAUSED:
         return view
     paused: dict[str, object] = {**view, "pauseMode": sandbox.pause_mode}

@@ -186,7 +186,7 @@ class Sandbox:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     metadata: dict[str, str] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
-    access_token: str = field(default="", repr=False)
+    access_token: str = field(default="", repr=False)  # of the guest agent; empty: it asks for none
     traffic_token: str | None = field(default=None, repr=False)
     snapshot_id: str | None = None  # where it starts from: set while paused, and while a start is under way
     pause_mode: PauseMode = "full"  # what its last pause saved; of use while it is paused
@@ -217,6 +217,7 @@ class CreateRequest:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     metadata: dict[str, str] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
+    secure: bool = True  # whether the guest agent asks for the sandbox's token
     unknown_fields: tuple[str, ...] = ()  # asked for, and ignored: the sandbox's log says so
     creation: Creation | None = None
 
@@ -241,7 +242,7 @@ def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms
         network=request.network,
         metadata=dict(request.metadata),
         env_vars={**build.env_vars, **request.env_vars},
-        access_token=ids.new_token(),
+        access_token=ids.new_token() if request.secure else "",
         traffic_token=None if request.allow_public_traffic else ids.new_token(),
         snapshot_id=build.snapshot_id,
         updated_at_ms=now_ms,

@@ -224,7 +224,7 @@ class GuestClient:
         return json.dumps(
             {
                 "envVars": standard | identity.env_vars,
-                "accessToken": identity.access_token or None,
+                "accessToken": identity.access_token,  # an empty one opens the agent, whatever the snapshot held
                 "timestamp": rfc3339(self._clock.now_ms()),
                 "defaultUser": identity.default_user,
                 "defaultWorkdir": identity.default_workdir,

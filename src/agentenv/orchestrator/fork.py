@@ -43,7 +43,7 @@ async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int
         started_at_ms=now_ms,
         end_at_ms=now_ms + 1000 * timeout_s,
         timeout_s=timeout_s,
-        access_token=new_token(),
+        access_token=new_token() if source.access_token else "",
         traffic_token=None if source.allow_public_traffic else new_token(),
         snapshot_id=snapshot_id,
         vm=None,

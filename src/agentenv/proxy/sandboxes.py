@@ -57,7 +57,7 @@ class SandboxRoutes:
 
     def signer(self, file: SignedFile) -> str | None:
         """The running sandbox whose token has made a signature."""
-        candidates = [(s.sandbox_id, s.access_token) for s in self._orchestrator.peek_all() if s.vm is not None]
+        candidates = [(s.sandbox_id, s.access_token) for s in self._orchestrator.peek_all() if s.vm is not None and s.access_token]
         return signer_of(file, candidates) if len(candidates) <= SIGNED_CANDIDATES_MAX else None
 
     def _sandbox(self, target: SandboxTarget) -> Sandbox:
@@ -93,8 +93,8 @@ class SandboxRoutes:
 
 
 def _may_wake(sandbox: Sandbox, target: SandboxTarget, request: RequestInfo) -> bool:
-    """envd wakes for the holder of its token only; other ports were checked for the traffic token already."""
-    if target.port != ENVD_PORT:
+    """envd wakes for the holder of its token, if it has one; other ports were checked for the traffic token already."""
+    if target.port != ENVD_PORT or not sandbox.access_token:
         return True
     sent = request.header("x-access-token")
     return sent is not None and same_secret(sent, sandbox.access_token)

@@ -400,7 +400,7 @@ class FakeOrchestrator:
                 creation=None,
                 metadata=dict(source.metadata),
                 env_vars=dict(source.env_vars),
-                access_token=ids.new_token(),
+                access_token=ids.new_token() if source.access_token else "",
                 traffic_token=None if source.traffic_token is None else ids.new_token(),
                 updated_at_ms=now_ms,
             )

@@ -9,9 +9,11 @@ import urllib.request
 import uuid
 
 import e2b
-from sdk import VERSION, Absent, api_url, eventually, need, need_option, raises, value
+from sdk import VERSION, Absent, api_url, eventually, need, need_option, raises, takes, value
 
-NOT_FOUND = getattr(e2b, "SandboxNotFoundException", e2b.NotFoundException)
+# The first generation tells missing sandboxes apart by the message only, and says nothing after a kill.
+NOT_FOUND = getattr(e2b, "SandboxNotFoundException", e2b.NotFoundException) if VERSION >= (2, 0) else e2b.SandboxException
+KILLED = True if VERSION >= (2, 0) else None
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 COUNTER = "i=0; while :; do i=$((i+1)); echo $i > /tmp/.c; mv /tmp/.c /tmp/count; sleep 0.1; done"
 
@@ -20,7 +22,7 @@ async def create_and_kill(sdk):
     sandbox = await sdk.create(timeout=60)
     assert sandbox.sandbox_id.split("-")[0].isalnum()
     assert await value(sandbox.is_running()) is True
-    assert await value(sandbox.kill()) is True
+    assert await value(sandbox.kill()) is KILLED
     assert await value(sandbox.is_running()) is False
     assert await value(sdk.Sandbox.kill(sandbox.sandbox_id)) is False
     assert await value(sdk.Sandbox.kill("nonexistingsandbox")) is False
@@ -40,7 +42,8 @@ async def connect(sdk):
         assert other.sandbox_id.split("-")[0] == sandbox.sandbox_id.split("-")[0]
         assert await value(other.files.read("/tmp/mark")) == "here"
         assert (await sdk.run(other, "echo again")).stdout == "again\n"
-        need_option(sdk.Sandbox.connect, "timeout")
+        if not takes(sdk.Sandbox.connect, "timeout"):
+            return
         before = (await value(sandbox.get_info())).end_at
         await sdk.connect(sandbox.sandbox_id, timeout=10)
         assert (await value(sandbox.get_info())).end_at == before, "a connect never shortens"
@@ -143,7 +146,8 @@ async def set_timeout(sdk):
             return not await value(sandbox.is_running())
 
         await eventually(ended, "it ends at its timeout")
-        await raises(e2b.SandboxException, lambda: sandbox.commands.run("true"))
+        # The first releases stumble over the refusal itself.
+        await raises(e2b.SandboxException if VERSION >= (2, 0) else Exception, lambda: sandbox.commands.run("true"))
 
 
 async def pause_and_resume(sdk):
@@ -305,9 +309,9 @@ async def errors(sdk):
     assert "no-such-template" in str(unknown)
     await raises(e2b.SandboxException, lambda: made("base", timeout=10_000_000))
     async with sdk.sandbox() as sandbox:
-        assert await value(sandbox.kill()) is True
+        assert await value(sandbox.kill()) is KILLED
         await raises(e2b.SandboxException, lambda: sandbox.files.read("/etc/hostname"))
-        await raises(NOT_FOUND if VERSION >= (2, 0) else e2b.SandboxException, lambda: sandbox.set_timeout(10))
+        await raises(NOT_FOUND, lambda: sandbox.set_timeout(10))
 
 
 async def idempotent_create(sdk):

@@ -72,9 +72,17 @@ async def test_null_is_absent(client: httpx.AsyncClient, orchestrator: FakeOrche
     assert orchestrator.peek(response.json()["sandboxID"]).timeout_s == 300
 
 
-@pytest.mark.parametrize("secure", [True, False, None])
-async def test_v1_is_secured_whatever_it_asks(secure: bool | None, client: httpx.AsyncClient):
-    assert (await client.post(V1, json={"templateID": "base", "secure": secure})).json()["envdAccessToken"]
+@pytest.mark.parametrize(
+    ("path", "secure", "secured"), [(V1, True, True), (V1, False, False), (V1, None, False), (V2, False, True), (V2, None, True)]
+)
+async def test_only_the_older_create_may_go_without_a_token(path: str, secure: bool | None, secured: bool, client: httpx.AsyncClient):
+    reply = (await client.post(path, json={"templateID": "base", "secure": secure, "timeout": 60})).json()
+    detail = (await client.get(f"/sandboxes/{reply['sandboxID']}")).json()
+    assert ("envdAccessToken" in reply, "envdAccessToken" in detail) == (secured, secured)
+    (child,) = (await client.post(f"/sandboxes/{reply['sandboxID']}/fork", json={"timeout": 60})).json()
+    assert ("envdAccessToken" in child["sandbox"]) is secured
+    if secured:
+        assert child["sandbox"]["envdAccessToken"] != reply["envdAccessToken"]
 
 
 async def test_characters_beyond_the_basic_plane(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):

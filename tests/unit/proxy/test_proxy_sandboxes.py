@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
@@ -14,6 +16,7 @@ from agentenv.core.lifecycle import State
 from agentenv.core.network import NetworkSettings
 from agentenv.proxy.routes import ENVD_PORT, ProxyRefusal, RequestInfo, Route, SandboxTarget
 from agentenv.proxy.sandboxes import SandboxRoutes
+from agentenv.proxy.signed_urls import SignedFile
 from agentenv.testing.fake_node import FakeNode
 
 APP_PORT = 8000
@@ -128,6 +131,22 @@ async def test_envds_port_wakes_only_for_the_holder_of_its_token(node: FakeNode,
     assert (node.row(sandbox_id).state, _starts(node)) == (State.PAUSED, before)
     await _ask(routes, sandbox_id, ENVD_PORT, x_access_token=node.row(sandbox_id).access_token)
     assert node.row(sandbox_id).state is State.RUNNING
+
+
+@pytest.mark.parametrize("token", [None, "", "any"])
+async def test_an_agent_without_a_token_wakes_for_anyone(node: FakeNode, routes: SandboxRoutes, token: str | None) -> None:
+    sandbox_id = await _asleep(node, secure=False)
+    await _ask(routes, sandbox_id, ENVD_PORT, **({} if token is None else {"x_access_token": token}))
+    assert node.row(sandbox_id).state is State.RUNNING
+
+
+@pytest.mark.parametrize("secure", [True, False])
+async def test_a_signature_never_finds_a_sandbox_that_has_no_token(node: FakeNode, routes: SandboxRoutes, secure: bool) -> None:
+    """Whoever does not know its id cannot make it up with an empty token."""
+    sandbox_id = await node.create(secure=secure)
+    digest = hashlib.sha256(f"/a:read::{node.row(sandbox_id).access_token}".encode()).digest()
+    signature = "v1_" + base64.b64encode(digest).decode().rstrip("=")
+    assert routes.signer(SignedFile("/a", "read", "", signature, None)) == (sandbox_id if secure else None)
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong"])
