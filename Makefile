@@ -20,8 +20,8 @@ test: setup ## All tests: native, unit, and end to end on real microVMs
 	cd native && cargo test --locked --workspace
 	$(PY) -m pytest tests $(PYTEST_ARGS)
 
-conformance: setup ## Every scenario with every official client, old and new
-	AENV_CONFORMANCE=all $(PY) -m pytest tests/conformance $(PYTEST_ARGS)
+conformance: setup ## Every scenario with every official client, old and new; writes docs/conformance.md
+	AENV_CONFORMANCE=all $(PY) -m pytest tests/conformance $(PYTEST_ARGS); ended=$$?; $(PY) tools/gen_docs.py; exit $$ended
 
 lint: setup ## ruff, mypy, import-linter, rustfmt, clippy, freshness of generated pages
 	$(VENV)/bin/ruff check .

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
 import click  # noqa: E402
 
@@ -25,6 +25,7 @@ from agentenv.cli.verb import SECTIONS, aliases_of, section_of, walk  # noqa: E4
 from agentenv.config.reference import default_toml, reference_page  # noqa: E402
 from agentenv.core.errors import AgentEnvError, all_errors  # noqa: E402
 from agentenv.core.lifecycle import TRANSITIONS, VISIBLE, State  # noqa: E402
+from conformance_page import conformance_page  # noqa: E402
 
 NOTE = "<!-- Made by `make docs` from the code; edit the code, not this page. -->\n\n"
 HELP_WIDTH = 100
@@ -104,6 +105,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": lambda: NOTE + reference_page(),
     "docs/lifecycle.md": lambda: NOTE + lifecycle_page(),
     "docs/errors.md": lambda: NOTE + errors_page(),
+    "docs/conformance.md": lambda: conformance_page(ROOT / "docs"),
     "src/agentenv/config/default.toml": default_toml,
 }
 
