@@ -1,7 +1,7 @@
-"""Build the two native programs and put them into the package (`src/agentenv/_bin`).
+"""Build the native programs and put them into the package (`src/agentenv/_bin`).
 
-Both are static: `envd` must run in any guest image, and a static `blockd` lets one wheel serve every Linux with
-whatever libc. Needs cargo and a C linker. Run by `make setup` and by the wheel's build hook.
+All are static: `envd` must run in any guest image, and static `blockd` and `volumed` let one wheel serve every Linux
+with whatever libc. Needs cargo and a C linker. Run by `make setup` and by the wheel's build hook.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "x86_64-unknown-linux-gnu"
-PROGRAMS = ("blockd", "envd")
+PROGRAMS = ("blockd", "envd", "volumed")
 FOLDER = ROOT / "src" / "agentenv" / "_bin"
 
 
 def build() -> list[Path]:
-    """Build and install both programs; returns their paths. Exits with cargo's message when the build fails."""
+    """Build and install the programs; returns their paths. Exits with cargo's message when the build fails."""
     if shutil.which("cargo") is None:
         sys.exit("cargo is not installed; get Rust 1.85 or newer, by rustup or from your distribution")
     command = ["cargo", "build", "--release", "--locked", "--target", TARGET]

@@ -42,11 +42,11 @@ fi
 
 # --- native programs ---------------------------------------------------------------------------------------------------
 stale() {
-  [ -x src/agentenv/_bin/blockd ] && [ -x src/agentenv/_bin/envd ] || return 0
+  for program in blockd envd volumed; do [ -x "src/agentenv/_bin/$program" ] || return 0; done
   find native -name target -prune -o -type f \( -name '*.rs' -o -name 'Cargo.*' \) -newer src/agentenv/_bin/envd -print -quit | grep -q .
 }
 if stale; then
   say "build the native programs (a few minutes the first time)"
   .venv/bin/python tools/build_native.py >&2
-  touch src/agentenv/_bin/blockd src/agentenv/_bin/envd
+  touch src/agentenv/_bin/{blockd,envd,volumed}
 fi

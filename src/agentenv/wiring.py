@@ -58,6 +58,7 @@ from agentenv.vmm.driver import BootSpec
 from agentenv.vmm.qemu import QemuDriver, QemuSettings
 from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
 from agentenv.volume.registry import Volumes
+from agentenv.volume.server import VolumeServers
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[str, int | None, int | None], None]
@@ -208,6 +209,9 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         identity=identity,
         boot=BootSpec(assets.kernel.vmlinux, assets.initramfs.path, f"{_ROOT_SETTINGS} {boot_settings()}"),
         volumes=Volumes(store.volumes, paths.volumes, clock),
+        volume_servers=VolumeServers(
+            native.program("volumed"), paths.volumes, paths.volume_servers, paths.log / "volumed.log", config.limits.disk_reserve_mb
+        ),
         secrets=Vault(store.secrets, paths.secret_key, clock),
         shared=Shared(config.limits.starts_at_once),
     )

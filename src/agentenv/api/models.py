@@ -63,6 +63,13 @@ class IamBody(Body):
     tokens: dict[str, IamTokenBody] = Field(default_factory=dict)
 
 
+class VolumeMountBody(Body):
+    """One of `volumeMounts` of a creation: a volume by name, and a path in the guest."""
+
+    name: str
+    path: str
+
+
 class CreateBody(Body, extra="allow"):
     """`POST /v2/sandboxes` (contract section 2.2)."""
 
@@ -77,7 +84,7 @@ class CreateBody(Body, extra="allow"):
     env_vars: Annotated[dict[str, str], AfterValidator(_check_env_vars)] = Field(default_factory=dict, alias="envVars")
     mcp: dict[str, Any] | None = None  # the client starts the gateway itself; there is nothing to do here
     iam: IamBody = IamBody()
-    volume_mounts: Any = Field(None, alias="volumeMounts")
+    volume_mounts: list[VolumeMountBody] = Field(default_factory=list, alias="volumeMounts")
 
 
 class CreateBodyV1(CreateBody):
@@ -221,6 +228,7 @@ def to_create_request(body: CreateBody, template: str, max_timeout_hours: int) -
         network=to_settings(body.network),
         metadata=body.metadata,
         env_vars=body.env_vars,
+        volume_mounts=tuple((mount.name, mount.path) for mount in body.volume_mounts),
         unknown_fields=tuple(name[:80] for name in sorted(body.model_extra or ())[:MAX_UNKNOWN_FIELDS]),
         secure=not isinstance(body, CreateBodyV1) or body.secure,
     )
@@ -236,7 +244,7 @@ def _check_auto_pause_memory(body: CreateBody) -> None:
 
 
 def _refuse_unbuilt(body: CreateBody) -> None:
-    asked = {"volumeMounts": body.volume_mounts, "iam.tokens": body.iam.tokens}
+    asked = {"iam.tokens": body.iam.tokens}
     for name, value in asked.items():
         if value:
             raise Unsupported(f"{name}: not supported", _NOT_BUILT)

@@ -52,6 +52,7 @@ class ListedSandboxView(MachineView):
     state: str
     envdVersion: str
     metadata: dict[str, str]
+    volumeMounts: list[dict[str, str]]
 
 
 class LifecycleView(TypedDict):
@@ -210,6 +211,7 @@ def listed_sandbox_view(sandbox: Sandbox) -> ListedSandboxView:
         "state": VISIBLE[sandbox.state],
         "envdVersion": sandbox.envd_version,
         "metadata": sandbox.metadata,
+        "volumeMounts": [{"name": mount.name, "path": mount.path} for mount in sandbox.volume_mounts],
     }
 
 

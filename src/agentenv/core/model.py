@@ -145,6 +145,15 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeMount:
+    """A volume and where a sandbox has it. `name` is what the volume was called when the sandbox was made."""
+
+    volume_id: str
+    name: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Secret:
     """A named value that is stored encrypted and never given back to callers. `sealed` is the newest version, base64."""
 
@@ -186,6 +195,7 @@ class Sandbox:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     metadata: dict[str, str] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
+    volume_mounts: tuple[VolumeMount, ...] = ()
     access_token: str = field(default="", repr=False)  # of the guest agent; empty: it asks for none
     traffic_token: str | None = field(default=None, repr=False)
     snapshot_id: str | None = None  # where it starts from: set while paused, and while a start is under way
@@ -217,6 +227,7 @@ class CreateRequest:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     metadata: dict[str, str] = field(default_factory=dict)
     env_vars: dict[str, str] = field(default_factory=dict)
+    volume_mounts: tuple[tuple[str, str], ...] = ()  # name of a volume, path in the guest
     secure: bool = True  # whether the guest agent asks for the sandbox's token
     unknown_fields: tuple[str, ...] = ()  # asked for, and ignored: the sandbox's log says so
     creation: Creation | None = None

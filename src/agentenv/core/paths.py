@@ -82,6 +82,11 @@ class NodePaths:
         return self.run / "vms"
 
     @property
+    def volume_servers(self) -> Path:
+        """One folder per life of a VM that mounts volumes."""
+        return self.run / "volumes"
+
+    @property
     def snapshots(self) -> Path:
         """One folder per snapshot."""
         return self.home / "snapshots"

@@ -15,7 +15,7 @@ from typing import Any
 import httpcore
 
 from agentenv.core.clock import Clock, rfc3339
-from agentenv.core.errors import DeadlineExceeded, Internal, Unavailable
+from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, Unavailable
 from agentenv.core.ids import new_entropy
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
 from agentenv.host import netns
@@ -36,6 +36,7 @@ class GuestIdentity:
     access_token: str = field(repr=False)
     env_vars: dict[str, str] = field(default_factory=dict)
     dns_servers: tuple[str, ...] = ()
+    volume_mounts: tuple[tuple[str, str], ...] = ()  # NFS target, path
     default_user: str = "user"
     default_workdir: str = "/home/user"
 
@@ -122,7 +123,8 @@ class GuestClient:
 
         Waits until the guest answers. A new connection is tried while the guest refuses or resets it; one that merely
         waits is left alone, since a busy host makes the guest slow, not deaf; unless the guest `boots`: until its network is up it
-        hears nothing, and the kernel asks ever less often. DeadlineExceeded, Internal.
+        hears nothing, and the kernel asks ever less often. DeadlineExceeded, Internal,
+        InvalidInput (of a setting, such as a path that no volume can be mounted on).
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
@@ -146,6 +148,8 @@ class GuestClient:
                 except (httpcore.NetworkError, httpcore.ProtocolError):
                     await asyncio.sleep(_RETRY_S)
                     continue
+                if reply.status == 400:
+                    raise InvalidInput(_message(reply.content))
                 if reply.status != 204:
                     raise Internal(f"the guest's envd answered /init with {reply.status}: {reply.content[:200]!r}")
                 return next((v.decode() for k, v in reply.headers if k.lower() == b"x-envd-version"), "")
@@ -232,6 +236,7 @@ class GuestClient:
                 "entropySeed": base64.b64encode(new_entropy()).decode(),
                 "machineId": new_entropy(16).hex(),
                 "dnsServers": list(identity.dns_servers),
+                "volumeMounts": [{"nfs_target": target, "path": path} for target, path in identity.volume_mounts],
             }
         ).encode()
 
@@ -239,6 +244,13 @@ class GuestClient:
 def _all_within(deadline_s: float) -> dict[str, float]:
     """Limits of one request of the HTTP client."""
     return dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)
+
+
+def _message(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the guest refused its settings: {content[:200]!r}"
 
 
 def connect_frame(message: bytes) -> bytes:

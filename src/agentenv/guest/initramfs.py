@@ -34,9 +34,9 @@ FORMAT = 1
 
 REQUIRED_MODULES = ("virtio_mmio", "virtio_blk", "virtio_net", "ext4")
 """Without these a guest finds no devices, no disk, no network or cannot mount its root."""
-OPTIONAL_MODULES = ("virtio_pci", "crc32c_generic", "virtio_rng", "virtio_balloon", "overlay", "fuse", "tun")
+OPTIONAL_MODULES = ("virtio_pci", "crc32c_generic", "virtio_rng", "virtio_balloon", "overlay", "fuse", "tun", "nfsv3")
 """Wanted by what runs in guests, small, and loaded before the root disk's own module tree (images have none) could help.
-crc32c_generic is what ext4 checksums need where it is no built-in (Linux 6.1)."""
+nfsv3 mounts volumes. crc32c_generic is what ext4 checksums need where it is no built-in (Linux 6.1)."""
 
 MAX_INIT_BYTES = 64 << 20
 """Largest /init accepted: envd is a few MB; the archive stays in guest memory until it is unpacked."""

@@ -1,4 +1,4 @@
-"""Where the two native programs are: inside the package, put there by the build."""
+"""Where the native programs are: inside the package, put there by the build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1] / "_bin"
 
 
 def program(name: str) -> Path:
-    """The path of `blockd` or `envd`. HostNotReady when the package was not built."""
+    """The path of `blockd`, `envd` or `volumed`. HostNotReady when the package was not built."""
     path = FOLDER / name
     if not path.is_file():
         raise HostNotReady(f"the native program {name} is missing ({path})", "build it with `make setup`, or install the wheel")

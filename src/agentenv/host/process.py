@@ -136,6 +136,21 @@ async def wait_ended(process: ProcessId) -> None:
         reap(process.pid)
 
 
+def working_below(folder: Path) -> dict[Path, ProcessId]:
+    """Every process on the machine whose working folder is directly below `folder`, by that folder."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            working = (entry / "cwd").readlink()
+        except OSError:
+            continue
+        if working.parent == folder and (ticks := start_ticks(int(entry.name))) is not None:
+            found[working] = ProcessId(int(entry.name), ticks)
+    return found
+
+
 def run(argv: Sequence[str], deadline_s: float, input_text: str | None = None) -> str:
     """Run a short command to its end and return its stdout. Blocks. Fails as `run_command` does."""
     with contextlib.ExitStack() as stack:

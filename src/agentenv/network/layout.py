@@ -20,6 +20,7 @@ GUEST_MAC = "02:00:00:00:00:01"
 GATEWAY_IP = "169.254.0.22"
 GATEWAY_MAC = "02:00:00:00:00:02"
 GUEST_PREFIX = 30
+VOLUME_PORT = 2049  # of the gateway, where the volumes a sandbox mounts are served; else nothing listens there
 TAP = "tap0"
 UPLINK = "eth0"
 _LARGEST_POOL = 8  # with more slots than this, names of links would exceed the kernel's 15 characters

@@ -1,8 +1,8 @@
 """nftables rule sets, as text for one atomic `nft -f -` transaction each. Pure.
 
 In a slot's namespace: the guest may open connections outwards except to the node's denied ranges and by its own policy
-(allow beats deny), and nothing reaches the guest but answers and what the proxy opens from inside the namespace. Every
-packet of the guest meets the policy, not only the first of a connection: a new policy holds for open ones, too. On the
+(allow beats deny), and to the volume server that runs in the namespace itself when the sandbox mounts volumes; nothing
+reaches the guest but answers and what the proxy opens from inside the namespace. Every packet of the guest meets the policy, not only the first of a connection: a new policy holds for open ones, too. On the
 host: a guest's traffic is never taken in by the host itself (its own services), is never forwarded to denied ranges, and
 leaves masqueraded.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from agentenv.core.errors import InvalidInput
 from agentenv.core.network import Egress
-from agentenv.network.layout import GUEST_IP, TAP, UPLINK, Layout
+from agentenv.network.layout import GATEWAY_IP, GUEST_IP, TAP, UPLINK, VOLUME_PORT, Layout
 
 
 def namespace_rules(denied_cidrs: Sequence[str], egress: Egress) -> str:
@@ -29,6 +29,7 @@ table ip slot {{
     type filter hook input priority 0; policy drop;
     iif lo accept
     ct state established,related accept
+    iifname {TAP} ip saddr {GUEST_IP} ip daddr {GATEWAY_IP} tcp dport {VOLUME_PORT} accept
   }}
   chain forward {{
     type filter hook forward priority 0; policy drop;

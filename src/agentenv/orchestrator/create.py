@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
@@ -14,6 +15,7 @@ from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start
 from agentenv.orchestrator.templates import resolve
 from agentenv.orchestrator.watch import watch
+from agentenv.volume import mounts
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +24,10 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     """Start a sandbox from a template; returns once its guest answers."""
     template, build = resolve(parts.store, request.template)
     admit(parts, build.machine)
-    created = await launch(parts, new_sandbox(request, template, build, parts.clock.now_ms()), request.creation)
+    sandbox = replace(
+        new_sandbox(request, template, build, parts.clock.now_ms()), volume_mounts=mounts.resolve(parts.volumes, request.volume_mounts)
+    )
+    created = await launch(parts, sandbox, request.creation)
     if request.unknown_fields:
         names = ", ".join(request.unknown_fields)
         await note(parts, created.sandbox_id, f"fields of its creation that this node does not know were ignored: {names}", "warn")

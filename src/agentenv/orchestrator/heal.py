@@ -1,6 +1,7 @@
 """Heal: a VM whose disk write failed for want of room on the host stands still, unharmed; it goes on when there is room.
 
 The VMM keeps the failed write and repeats it, so the guest sees a long pause and no error, and nothing is lost.
+A volume server that has died is started again; the guest's programs wait for it meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from agentenv.core.errors import AgentEnvError, StorageFull
 from agentenv.core.lifecycle import State
 from agentenv.host.files import require_free
 from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.serve_volumes import look_after
 
 _log = logging.getLogger(__name__)
 _INTERVAL_MS = 5_000
@@ -37,6 +39,7 @@ async def _look_after(parts: Parts, sandbox_id: str, known: set[str]) -> None:
             known.discard(sandbox_id)
             return
         try:
+            await look_after(parts, sandbox)
             if not await vm.stalled():
                 return
             if sandbox_id not in known:

@@ -29,6 +29,7 @@ from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
 from agentenv.vmm.driver import BootSpec, Vm, Vmm
 from agentenv.volume.registry import Volumes
+from agentenv.volume.server import VolumeServers
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Parts:
     capturer: Capturer
     identity: VmIdentity
     volumes: Volumes
+    volume_servers: VolumeServers
     secrets: Vault
     boot: BootSpec
     shared: Shared

@@ -23,6 +23,7 @@ from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.pause import thaw
 from agentenv.orchestrator.repair import settle
+from agentenv.orchestrator.serve_volumes import life
 from agentenv.orchestrator.start import vm_spec
 from agentenv.orchestrator.sweep import sweep
 from agentenv.orchestrator.watch import watch
@@ -37,6 +38,7 @@ async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object
     runs = {parts.paths.vm(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None}
     await asyncio.to_thread(end_strays or kill_strays, parts.paths.vms, runs)
     await _close_strays(parts, stacks, adopted)
+    await parts.volume_servers.adopt({life(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None})
     await parts.slots.open(s.vm.slot for s in adopted if s.vm is not None)
     for sandbox in adopted:  # not before the pool knows their slots: one that has died meanwhile gives its slot back
         await _apply_policy(parts, sandbox)
@@ -110,24 +112,9 @@ async def _close_strays(parts: Parts, stacks: dict[str, Stack], adopted: list[Sa
             await parts.blocks.close_stack(stack_id, force=True)
 
 
-def vmm_processes(vms: Path) -> dict[Path, ProcessId]:
-    """Every VMM on the machine that works in a folder below `vms`, by that folder."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            folder = (entry / "cwd").readlink()
-        except OSError:
-            continue
-        if folder.parent == vms and (ticks := process.start_ticks(int(entry.name))) is not None:
-            found[folder] = ProcessId(int(entry.name), ticks)
-    return found
-
-
 def kill_strays(vms: Path, kept: set[Path]) -> int:
     """End VMMs and remove work folders that no record explains; returns how many VMMs there were. Blocks."""
-    strays = {folder: pid for folder, pid in vmm_processes(vms).items() if folder not in kept}
+    strays = {folder: pid for folder, pid in process.working_below(vms).items() if folder not in kept}
     for pid in strays.values():
         process.kill(pid)
     for folder in vms.iterdir() if vms.is_dir() else ():

@@ -24,6 +24,7 @@ from agentenv.core.model import Machine, RunningVm, Sandbox, Snapshot
 from agentenv.guest.client import GuestIdentity
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
 from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.serve_volumes import life, serve
 from agentenv.snapshot.capture import state_file
 from agentenv.vmm.driver import Vm, VmSpec
 from agentenv.vmm.identity import refuse_mismatch
@@ -78,6 +79,7 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool)
     except BaseException:
         await parts.slots.release(slot.number)
         raise
+    volume_mounts = await serve(parts, sandbox, record.run_id, slot)  # before the guest runs: it may have them mounted already
     memory, disk = await _open_stacks(parts, record, snapshot.machine)
     spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
     if cold:
@@ -88,7 +90,7 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool)
     record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
     await parts.store.change(sandbox_id, vm=record)
     guest = parts.config.guest
-    version = await _introduce(parts, sandbox, slot, vm, guest.boot_deadline_s if cold else guest.restore_deadline_s, cold)
+    version = await _introduce(parts, sandbox, slot, vm, volume_mounts, guest.boot_deadline_s if cold else guest.restore_deadline_s, cold)
     if cold and version != sandbox.envd_version:  # it runs this server's agent now, not the template's
         await parts.store.change(sandbox_id, envd_version=version)
     return record, vm
@@ -114,10 +116,12 @@ async def _open_memory(parts: Parts, record: RunningVm, machine: Machine) -> Sta
         return await parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, size_bytes, "page")
 
 
-async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm, deadline_s: float, boots: bool) -> str:
+async def _introduce(
+    parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm, volume_mounts: tuple[tuple[str, str], ...], deadline_s: float, boots: bool
+) -> str:
     """Wait for the guest and tell it who it is; an early end of its VMM is the better news of the two. Returns envd's version."""
     identity = GuestIdentity(
-        sandbox.sandbox_id, sandbox.template_id, sandbox.access_token, sandbox.env_vars, parts.config.guest.dns_servers
+        sandbox.sandbox_id, sandbox.template_id, sandbox.access_token, sandbox.env_vars, parts.config.guest.dns_servers, volume_mounts
     )
     ended = asyncio.create_task(vm.ended())
     hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s, boots))
@@ -132,7 +136,7 @@ async def _introduce(parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm, deadlin
 
 
 async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:
-    """Undo `start`, whatever part of it exists: end the VM, close its disk, free its slot and folder.
+    """Undo `start`, whatever part of it exists: end the VM and its volume server, close its disk, free its slot and folder.
 
     Call it once, after `record` was taken off the sandbox and `vm` out of `shared.vms`: later its slot may be another's. What cannot
     be freed now is tried again by `repair`, and by the next start of the server.
@@ -140,6 +144,7 @@ async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) 
     cleanup = Cleanup()
     cleanup.push("work folder", lambda: asyncio.to_thread(shutil.rmtree, parts.paths.vm(sandbox_id, record.run_id), True))
     cleanup.push("network slot", lambda: parts.slots.release(record.slot))
+    cleanup.push("volume server", lambda: parts.volume_servers.stop(life(sandbox_id, record.run_id)))
     cleanup.push("disk", lambda: parts.blocks.close_stack(record.disk_stack, force=True))
     if vm is not None:
         cleanup.push("VMM", vm.kill)

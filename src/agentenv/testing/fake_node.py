@@ -21,6 +21,7 @@ from agentenv.core.references import DEFAULT_TAG
 from agentenv.network.layout import Layout
 from agentenv.orchestrator import reconcile, sweep
 from agentenv.orchestrator.parts import Parts, Shared
+from agentenv.orchestrator.serve_volumes import life
 from agentenv.orchestrator.service import Orchestrator
 from agentenv.orchestrator.start import memory_stack_id
 from agentenv.orchestrator.templates import all_builds, hot_snapshot_ids
@@ -34,6 +35,7 @@ from agentenv.testing.fake_orchestrator import ManualClock
 from agentenv.testing.fake_slots import FakeNetwork, FakeSlots
 from agentenv.testing.fake_store import FailingStore
 from agentenv.testing.fake_vmm import FakeProcess, FakeProcesses, FakeVmm
+from agentenv.testing.fake_volume_servers import FakeVolumeMachine, FakeVolumeServers
 from agentenv.vmm.driver import BootSpec
 from agentenv.volume.registry import Volumes
 
@@ -56,6 +58,7 @@ class FakeNode:
         self.processes = FakeProcesses()
         self.devices = self.processes.devices = FakeDevices(self.paths.run / "stacks", self.processes.find)
         self.network = FakeNetwork(lambda namespace: self.processes.in_namespace(namespace) is not None)
+        self.volume_machine = FakeVolumeMachine()
         self._seed = seed
         self._servers: list[tuple[Parts, Orchestrator]] = []
         self.points = Failpoints(seed)
@@ -131,6 +134,7 @@ class FakeNode:
             capturer=Capturer(blocks, layers, self.paths, self.clock),  # type: ignore[arg-type]
             identity=vmm.identity("kernel", "initramfs"),
             volumes=Volumes(store.volumes, self.paths.volumes, self.clock),
+            volume_servers=FakeVolumeServers(self.volume_machine, points),  # type: ignore[arg-type]
             secrets=Vault(store.secrets, self.paths.secret_key, self.clock),
             boot=BootSpec(Path("kernel"), Path("initramfs"), ""),
             shared=Shared(self.config.limits.starts_at_once),
@@ -285,6 +289,7 @@ class FakeNode:
         disks = {layer for s in store.snapshots() for layer in (*s.memory_layers, *s.disk_layers)}
         disks |= {path.name.split(".")[0] for vm in vms for path in self._files(vm)}
         stacks = {stack for vm in vms for stack in (vm.memory_stack, vm.disk_stack)}
+        served = {life(row.sandbox_id, row.vm.run_id) for row in rows if row.vm is not None and row.volume_mounts}
         pairs: dict[str, tuple[set[Any], set[Any]]] = {
             "VMMs": ({p.process.pid for p in self.processes.alive()}, {vm.pid for vm in vms}),
             "slots": (self.network.present, {vm.slot for vm in vms}),
@@ -293,6 +298,7 @@ class FakeNode:
             "snapshots": ({s.snapshot_id for s in store.snapshots()}, wanted),
             "snapshot folders": ({folder.name for folder in self.paths.snapshots.iterdir()}, wanted),
             "layer files": ({path.name.split(".")[0] for path in self.parts.layers.files()}, disks),
+            "volume servers": (set(self.volume_machine.serving), served),
             "live handles": (set(shared.vms), {row.sandbox_id for row in rows}),
         }
         found = [f"{what}: {sorted(map(str, have ^ want))}" for what, (have, want) in pairs.items() if have != want]

@@ -41,6 +41,7 @@ from agentenv.core.references import DEFAULT_TAG, parse_new_name
 from agentenv.orchestrator import templates as administration
 from agentenv.secret.vault import Vault
 from agentenv.testing.fake_store import MemoryShelf
+from agentenv.volume import mounts
 from agentenv.volume.registry import Volumes
 
 _GONE = frozenset({State.KILLING, State.KILLED})
@@ -172,7 +173,8 @@ class FakeOrchestrator:
         self._expire_due()
         template, build = administration.resolve(self._book, request.template)
         self._check_room()
-        sandbox = new_sandbox(request, template, build, self.clock.now_ms())
+        volume_mounts = mounts.resolve(self.volumes, request.volume_mounts)
+        sandbox = replace(new_sandbox(request, template, build, self.clock.now_ms()), volume_mounts=volume_mounts)
         self._sandboxes[sandbox.sandbox_id] = sandbox
         try:
             await self._work("create")

@@ -151,7 +151,6 @@ async def test_bad_fields_are_named(
     ("fields", "named"),
     [
         ({"iam": {"tokens": {"a": {"audience": "x", "tokenType": "JWT-SVID"}}}}, "iam.tokens"),
-        ({"volumeMounts": [{"name": "v", "path": "/v"}]}, "volumeMounts"),
     ],
 )
 async def test_unbuilt_fields_are_refused_by_name(fields: dict[str, Any], named: str, client: httpx.AsyncClient):

@@ -10,8 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from e2b import AsyncVolume, Volume
-from e2b.exceptions import AuthenticationException, VolumeException, VolumeNotFoundException, VolumePathNotFoundException
+from e2b import AsyncVolume, Sandbox, Volume
+from e2b.exceptions import (
+    AuthenticationException,
+    SandboxException,
+    VolumeException,
+    VolumeNotFoundException,
+    VolumePathNotFoundException,
+)
 
 from agentenv.api.routes import volume_content
 from agentenv.core.errors import StorageFull
@@ -253,3 +259,29 @@ async def test_descriptors_are_closed(client: httpx.AsyncClient, bearer: Headers
         await client.get(f"{content}/dir?path=/", headers=bearer)
         await client.put(f"{content}/file?path=/no/a", content=b"new", headers=bearer)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+# -- sandboxes that mount volumes
+
+
+def test_a_sandbox_says_what_it_mounts(options: Options, live_orchestrator: FakeOrchestrator):
+    volume = Volume.create("data", **options)
+    options = {**options, "sandbox_url": options["api_url"]}
+    sandbox = Sandbox.create("base", volume_mounts={"/mnt/a": volume, "/mnt/b": "data"}, **options)
+    expected = [{"name": "data", "path": "/mnt/a"}, {"name": "data", "path": "/mnt/b"}]
+    assert sandbox.get_info().volume_mounts == expected
+    (listed,) = Sandbox.list(**options).next_items()
+    assert listed.volume_mounts == expected
+    assert {mount.volume_id for mount in live_orchestrator.peek(sandbox.sandbox_id).volume_mounts} == {volume.volume_id}
+    with pytest.raises(SandboxException, match="volume 'none' not found"):
+        Sandbox.create("base", volume_mounts={"/mnt/a": "none"}, **options)
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [[{"name": "data"}], [{"path": "/a"}], [{"name": "data", "path": 1}], {"name": "data", "path": "/a"}, ["data"], "data"],
+)
+async def test_malformed_mounts(client: httpx.AsyncClient, volume: dict[str, str], mounts: object):
+    reply = await client.post("/v2/sandboxes", json={"templateID": "base", "volumeMounts": mounts})
+    assert (reply.status_code, reply.json()["code"]) == (400, 400)
+    assert "volumeMounts" in reply.json()["message"]

@@ -13,10 +13,11 @@ from agentenv.testing.fake_node import FakeNode
 
 _STEPS_MAX = 60
 _BACKGROUND_MS = 500
+MOUNTS = (("data", "/data"),)  # so that every verb has all the steps it can have
 
 
 async def create(node: FakeNode, sandbox_id: str) -> None:
-    await node.create()
+    await node.create(volume_mounts=MOUNTS)
 
 
 async def pause(node: FakeNode, sandbox_id: str) -> None:
@@ -76,7 +77,8 @@ ERRORS = {"a full disk": StorageFull, "a bug": ZeroDivisionError}
 async def _prepared(folder: Path, state: State) -> tuple[FakeNode, str]:
     node = FakeNode(folder)
     await node.start_server()
-    sandbox_id = await node.create()
+    await node.parts.volumes.create("data")
+    sandbox_id = await node.create(volume_mounts=MOUNTS)
     assert node.process(sandbox_id).write("0", "before")
     if state is State.PAUSED:
         await node.orchestrator.pause(sandbox_id)

@@ -28,6 +28,7 @@ use crate::identity;
 use crate::limits::{CLOCK_TOLERANCE_NS, ENTROPY_MAX_BYTES, ENTROPY_MIN_BYTES, ENVD_VERSION};
 use crate::metrics;
 use crate::sys;
+use crate::volumes::{self, VolumeMount};
 
 /// Folder of the files that tell programs about their sandbox.
 const FACTS_FOLDER: &str = "/run/e2b";
@@ -46,6 +47,7 @@ struct InitRequest {
     #[serde(deserialize_with = "lenient::optional_bytes")]
     entropy_seed: Option<Bytes>,
     dns_servers: Option<Vec<IpAddr>>,
+    volume_mounts: Option<Vec<VolumeMount>>,
 }
 
 /// Answers the call.
@@ -63,9 +65,11 @@ pub async fn handle(app: Arc<App>, request: Request<Incoming>) -> Response<Body>
 }
 
 async fn try_init(app: &App, request: Request<Incoming>) -> Result<(), RestError> {
-    let request: InitRequest = http::read_json(request.into_body()).await?;
+    let mut request: InitRequest = http::read_json(request.into_body()).await?;
     let time = check(&request)?;
-    apply(app, request, time)
+    let mounts = request.volume_mounts.take();
+    apply(app, request, time)?;
+    volumes::mount_all(mounts.unwrap_or_default()).await
 }
 
 fn bad(message: String) -> RestError {

@@ -28,6 +28,7 @@ mod server;
 mod signature;
 mod sys;
 mod users;
+mod volumes;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
