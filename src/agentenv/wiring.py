@@ -58,7 +58,7 @@ from agentenv.vmm.driver import BootSpec
 from agentenv.vmm.qemu import QemuDriver, QemuSettings
 from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
 from agentenv.volume.registry import Volumes
-from agentenv.volume.server import VolumeServers
+from agentenv.volume.server import VolumeServers, end_all
 
 _log = logging.getLogger(__name__)
 Progress = Callable[[str, int | None, int | None], None]
@@ -302,6 +302,8 @@ def shut_down(config: Config, kill_sandboxes: bool, report: Callable[[str], None
     strays = reconcile.kill_strays(paths.vms, set())
     if strays:
         report(f"ended {strays} VM(s) that no sandbox owned")
+    if servers := end_all(paths.volume_servers):
+        report(f"ended {servers} volume server(s) that no sandbox owned")
     if asyncio.run(supervisor.stop(paths.run)):
         report("the block server is stopped")
     slots = remove_all(Layout(config.network.pool_cidr, paths.tag))

@@ -78,7 +78,7 @@ class VolumeServers:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         entries = [{"name": one.volume_id, "folder": str(self._volumes / one.volume_id), "key": _handle_key(one)} for one in volumes]
         files.write_atomic(folder / "exports.json", json.dumps(entries).encode(), 0o600)
-        argv = [str(self._program), "--listen", f"{GATEWAY_IP}:{VOLUME_PORT}", "--exports", "exports.json"]
+        argv = [str(self._program), "--listen", f"{GATEWAY_IP}:{VOLUME_PORT}", "--exports", str(folder / "exports.json")]
         started = process.spawn([*argv, "--reserve-mb", str(self._reserve_mb)], self._log, folder, namespace, {})
         self._alive[folder] = started
         _wait_until_it_listens(started, namespace, self._log)
@@ -88,6 +88,15 @@ class VolumeServers:
         if found is not None:
             process.kill(found)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_all(run: Path) -> int:
+    """End every volume server below `run`, whoever started it; returns how many there were. Blocks."""
+    found = process.working_below(run)
+    for one in found.values():
+        process.kill(one)
+    shutil.rmtree(run, ignore_errors=True)
+    return len(found)
 
 
 def _handle_key(volume: Volume) -> str:
