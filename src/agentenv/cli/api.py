@@ -6,15 +6,19 @@ guessed at; tokens never leave this module but for the data plane.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import urllib.parse
 import uuid
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from agentenv.cli.exits import CliError, Exit
 from agentenv.cli.target import Target, find_target
+
+if TYPE_CHECKING:
+    import httpx
 
 READ_DEADLINE_S = 30.0
 CHANGE_DEADLINE_S = 180.0
@@ -22,6 +26,7 @@ CHANGE_DEADLINE_S = 180.0
 PAGE_SIZE = 100
 MAX_PAGES = 1000
 """Ends a list whose server never stops giving a next page."""
+CONTENT_CHUNK_BYTES = 1 << 18
 _FULL_ID = re.compile(r"i[a-z0-9]{20}")
 _SECRETS = ("envdAccessToken", "trafficAccessToken")
 _CODES = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 422: Exit.USAGE}
@@ -129,6 +134,81 @@ class Api:
     def templates(self) -> list[dict[str, Any]]:
         """All templates."""
         return list(self._call("GET", "/templates")[0])
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """All volumes, without tokens."""
+        return list(self._call("GET", "/volumes")[0])
+
+    def volume(self, reference: str) -> dict[str, Any]:
+        """A volume by name or id, with its token."""
+        volume_id = next((item["volumeID"] for item in self.volumes() if reference == item["name"]), reference)
+        return dict(self._call("GET", f"/volumes/{_segment(volume_id)}")[0])
+
+    def create_volume(self, name: str) -> dict[str, Any]:
+        """A new empty volume."""
+        return dict(self._call("POST", "/volumes", {"name": name})[0])
+
+    def delete_volume(self, volume_id: str) -> None:
+        """Delete it with all it holds."""
+        self._call("DELETE", f"/volumes/{_segment(volume_id)}", deadline_s=CHANGE_DEADLINE_S)
+
+    def read_volume_file(self, volume: dict[str, Any], path: str) -> Iterator[bytes]:
+        """The bytes of a file, in parts as they come."""
+        with self._content(volume, "GET", {"path": path}) as reply:
+            yield from reply.iter_bytes()
+
+    def write_volume_file(self, volume: dict[str, Any], path: str, source: IO[bytes]) -> dict[str, Any]:
+        """Write a file with what `source` gives, making its folders; returns what was written."""
+        parts = iter(lambda: source.read(CONTENT_CHUNK_BYTES), b"")
+        with self._content(volume, "PUT", {"path": path, "force": "true"}, parts) as reply:
+            return dict(reply.json())
+
+    def secrets(self) -> Iterator[dict[str, Any]]:
+        """All secrets without their values, newest first, page by page."""
+        query = {"limit": str(PAGE_SIZE)}
+        for _ in range(MAX_PAGES):
+            items, headers = self._call("GET", "/secrets", query=query)
+            yield from items
+            if not headers.get("x-next-token"):
+                return
+            query["nextToken"] = headers["x-next-token"]
+
+    def create_secret(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Store a secret."""
+        return dict(self._call("POST", "/secrets", body)[0])
+
+    def update_secret(self, reference: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Store another value of a secret, by name or id."""
+        return dict(self._call("POST", f"/secrets/{_segment(reference)}", body)[0])
+
+    def delete_secret(self, reference: str) -> None:
+        """Forget a secret, by name or id."""
+        self._call("DELETE", f"/secrets/{_segment(reference)}")
+
+    @contextlib.contextmanager
+    def _content(
+        self, volume: dict[str, Any], method: str, query: dict[str, str], content: Iterator[bytes] | None = None
+    ) -> Iterator[httpx.Response]:
+        """A transfer of a volume's file; the deadline holds between parts, however long the whole takes."""
+        import httpx
+
+        path = f"/volumecontent/{_segment(volume['volumeID'])}/file"
+        headers = {"Authorization": f"Bearer {volume['token']}"}
+        try:
+            with self._http.stream(
+                method, path, params=query, headers=headers, content=content, timeout=httpx.Timeout(CHANGE_DEADLINE_S, connect=10)
+            ) as reply:
+                if method == "PUT" or reply.status_code >= 300:
+                    reply.read()
+                if reply.status_code >= 300:
+                    raise self._refusal(reply.status_code, reply.content)
+                yield reply
+        except httpx.HTTPError as error:
+            raise CliError(
+                f"the transfer of {query['path']!r} broke off: {error or type(error).__name__}",
+                "is the node up? `aenv up --detach` starts it",
+                Exit.UNREACHABLE,
+            ) from error
 
     def full_id(self, given: str) -> str:
         """The sandbox that `given` names, in full or by a unique beginning."""

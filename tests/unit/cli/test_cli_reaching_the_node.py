@@ -193,6 +193,7 @@ def test_env_is_fit_for_eval_and_json():
     assert values == {
         "E2B_API_URL": node_url(load_config()),
         "E2B_SANDBOX_URL": node_url(load_config()),
+        "E2B_VOLUME_API_URL": node_url(load_config()),
         "E2B_DOMAIN": f"localhost:{load_config().api.port}",
         "E2B_API_KEY": KEY,
     }

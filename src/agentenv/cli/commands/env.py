@@ -47,13 +47,14 @@ def _single_host(config: Config) -> dict[str, str | None]:
     return {
         "E2B_API_URL": node_url(config),
         "E2B_SANDBOX_URL": node_url(config),
+        "E2B_VOLUME_API_URL": node_url(config),
         "E2B_DOMAIN": node_domain(config),
         "E2B_API_KEY": read_key(config),
     }
 
 
 def _domain_mode(config: Config) -> dict[str, str | None]:
-    """The two URLs would win over the domain (contract section 1.2), so they must not be set."""
+    """The URLs would win over the domain (contract section 1.2), so they must not be set."""
     from agentenv.cli.node import node_paths, read_key
 
     if not config.api.domain:
@@ -61,6 +62,7 @@ def _domain_mode(config: Config) -> dict[str, str | None]:
     values: dict[str, str | None] = {
         "E2B_API_URL": None,
         "E2B_SANDBOX_URL": None,
+        "E2B_VOLUME_API_URL": None,
         "E2B_DOMAIN": config.api.client_domain,
         "E2B_API_KEY": read_key(config),
     }
