@@ -79,7 +79,10 @@ class VolumeServers:
         entries = [{"name": one.volume_id, "folder": str(self._volumes / one.volume_id), "key": _handle_key(one)} for one in volumes]
         files.write_atomic(folder / "exports.json", json.dumps(entries).encode(), 0o600)
         argv = [str(self._program), "--listen", f"{GATEWAY_IP}:{VOLUME_PORT}", "--exports", str(folder / "exports.json")]
-        started = process.spawn([*argv, "--reserve-mb", str(self._reserve_mb)], self._log, folder, namespace, {})
+        try:
+            started = process.spawn([*argv, "--reserve-mb", str(self._reserve_mb)], self._log, folder, namespace, {})
+        except Internal as error:
+            raise _ended_at_once(self._log) from error
         self._alive[folder] = started
         _wait_until_it_listens(started, namespace, self._log)
 
@@ -112,12 +115,12 @@ def _wait_until_it_listens(started: ProcessId, namespace: str, log: Path) -> Non
             if probe.connect_ex((GATEWAY_IP, VOLUME_PORT)) == 0:
                 return
         if not process.is_alive(started):
-            raise HostNotReady(f"the volume server ended at once: {_last_line(log)}", f"see {log}")
+            raise _ended_at_once(log)
         time.sleep(_POLL_S)
     process.kill(started)
     raise Internal(f"the volume server did not listen within {_START_DEADLINE_S:g} s", f"see {log}")
 
 
-def _last_line(log: Path) -> str:
+def _ended_at_once(log: Path) -> HostNotReady:
     lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    return lines[-1] if lines else "it wrote no message"
+    return HostNotReady(f"the volume server ended at once: {lines[-1] if lines else 'it wrote no message'}", f"see {log}")
