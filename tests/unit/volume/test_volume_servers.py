@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +47,7 @@ async def test_a_server_runs_once_and_again_when_it_died(run: Path, namespace: s
     assert await servers.ensure("life", namespace, [VOLUME])
     (first,) = alive(run).values()
     assert not await servers.ensure("life", namespace, [VOLUME])
-    os.kill(first.pid, signal.SIGKILL)
-    process.reap(first.pid)
+    process.kill(first)
     assert await servers.ensure("life", namespace, [VOLUME])
     assert alive(run)["life"] != first
     await servers.stop("life")
