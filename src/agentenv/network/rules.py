@@ -2,9 +2,9 @@
 
 In a slot's namespace: the guest may open connections outwards except to the node's denied ranges and by its own policy
 (allow beats deny), and to the volume server that runs in the namespace itself when the sandbox mounts volumes; nothing
-reaches the guest but answers and what the proxy opens from inside the namespace. Every packet of the guest meets the policy, not only the first of a connection: a new policy holds for open ones, too. On the
-host: a guest's traffic is never taken in by the host itself (its own services), is never forwarded to denied ranges, and
-leaves masqueraded.
+reaches the guest but answers and what the proxy opens from inside the namespace. Every packet of the guest meets the policy,
+not only the first of a connection: a new policy holds for open ones, too. On the host: a guest's traffic is never taken in by
+the host itself (its own services), is never forwarded to denied ranges, and leaves masqueraded.
 """
 
 from __future__ import annotations

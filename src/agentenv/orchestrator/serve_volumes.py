@@ -10,13 +10,15 @@ from agentenv.network.layout import Slot
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.volume.server import nfs_target
 
+Mounts = tuple[tuple[str, str], ...]  # NFS target, path
+
 
 def life(sandbox_id: str, run_id: str) -> str:
     """Names one life of a sandbox's VM to the volume servers."""
     return f"{sandbox_id}-{run_id}"
 
 
-async def serve(parts: Parts, sandbox: Sandbox, run_id: str, slot: Slot) -> tuple[tuple[str, str], ...]:
+async def serve(parts: Parts, sandbox: Sandbox, run_id: str, slot: Slot) -> Mounts:
     """Have the sandbox's volumes served; returns what its guest is to mount and where, outer paths first."""
     volumes = _existing(parts, sandbox)
     if not volumes:
