@@ -1,6 +1,7 @@
 """Serve volumes: the volume server of a sandbox that mounts any lives as long as its VM.
 
-A volume that was deleted since the sandbox was made is served no more; whoever still has it mounted is told that it is stale.
+A volume that was deleted since the sandbox was made is served no more, but a server there is: whoever still has the volume
+mounted must be told that it is stale, and not wait for ever.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ def life(sandbox_id: str, run_id: str) -> str:
 
 async def serve(parts: Parts, sandbox: Sandbox, run_id: str, slot: Slot) -> Mounts:
     """Have the sandbox's volumes served; returns what its guest is to mount and where, outer paths first."""
-    volumes = _existing(parts, sandbox)
-    if not volumes:
+    if not sandbox.volume_mounts:
         return ()
+    volumes = _existing(parts, sandbox)
     await parts.volume_servers.ensure(life(sandbox.sandbox_id, run_id), slot.namespace, list(volumes.values()))
     mounts = sorted(sandbox.volume_mounts, key=lambda mount: mount.path)
     return tuple((nfs_target(mount.volume_id), mount.path) for mount in mounts if mount.volume_id in volumes)
@@ -30,8 +31,9 @@ async def serve(parts: Parts, sandbox: Sandbox, run_id: str, slot: Slot) -> Moun
 
 async def look_after(parts: Parts, sandbox: Sandbox) -> None:
     """Start the server of a running sandbox again if it has died. The caller holds the sandbox's lock."""
-    if sandbox.vm is None or not (volumes := _existing(parts, sandbox)):
+    if sandbox.vm is None or not sandbox.volume_mounts:
         return
+    volumes = _existing(parts, sandbox)
     namespace = parts.slots.slot(sandbox.vm.slot).namespace
     if await parts.volume_servers.ensure(life(sandbox.sandbox_id, sandbox.vm.run_id), namespace, list(volumes.values())):
         await note(parts, sandbox.sandbox_id, "its volume server had ended and runs again", "warn")

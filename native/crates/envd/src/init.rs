@@ -69,7 +69,10 @@ async fn try_init(app: &App, request: Request<Incoming>) -> Result<(), RestError
     let time = check(&request)?;
     let mounts = request.volume_mounts.take();
     apply(app, request, time)?;
-    volumes::mount_all(mounts.unwrap_or_default()).await
+    match mounts {
+        Some(mounts) => volumes::set(mounts).await,
+        None => Ok(()),
+    }
 }
 
 fn bad(message: String) -> RestError {

@@ -2,7 +2,8 @@
 //!
 //! The server is at the gateway, inside the sandbox's own network. A guest that was restored has its mounts
 //! already: they are left alone, and the kernel connects anew by itself. Mounts are hard: while the server is
-//! away programs wait, and nothing fails.
+//! away programs wait, and nothing fails. Mounts that the restored memory has and the sandbox has not, because
+//! its template was captured with them or a volume was deleted, are taken away: nobody would ever answer them.
 
 use std::ffi::CString;
 use std::fs;
@@ -12,7 +13,7 @@ use std::path::{Component, Path};
 use std::time::Duration;
 
 use hyper::StatusCode;
-use rustix::mount::MountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use serde::Deserialize;
 
 use crate::connect::error::cause;
@@ -36,8 +37,22 @@ pub struct VolumeMount {
     path: String,
 }
 
-/// Mounts what is not mounted yet, in the order given. BAD_REQUEST for a path that cannot be mounted on.
-pub async fn mount_all(mounts: Vec<VolumeMount>) -> Result<(), RestError> {
+/// Makes the mounts be these and no others, in the order given. BAD_REQUEST for a path that cannot be mounted on.
+pub async fn set(mounts: Vec<VolumeMount>) -> Result<(), RestError> {
+    let table = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|error| failed(format!("cannot read the mount table: {error}")))?;
+    for (place, _) in mounted(&table) {
+        let wanted = |mount: &VolumeMount| {
+            is_mounted(&table, &mount.nfs_target, &place) && mount.path == place
+        };
+        if !mounts.iter().any(wanted) {
+            // Forced, so that no call to a server that is not there holds it up; detached, so that no user does.
+            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+            if let Err(error) = rustix::mount::unmount(place.as_str(), flags) {
+                crate::boot::say(&format!("unmount {place}: {error}"));
+            }
+        }
+    }
     if mounts.is_empty() {
         return Ok(());
     }
@@ -105,18 +120,26 @@ fn mount(wanted: &VolumeMount) -> Result<(), RestError> {
     }
 }
 
-/// Whether the mount table (proc_pid_mountinfo(5)) has `target` on `path`, on top of whatever else is there.
-fn is_mounted(table: &str, target: &str, path: &str) -> bool {
-    let mut on_path = table.lines().filter_map(|line| {
+/// What the mount table (proc_pid_mountinfo(5)) has of volumes: places and targets, in the order they were mounted.
+fn mounted(table: &str) -> Vec<(String, String)> {
+    let lines = table.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;
-        let point = unescape(left.split(' ').nth(4)?);
         let mut right = right.split(' ');
-        let (kind, source) = (right.next()?, unescape(right.next()?));
-        (point == path).then_some((kind, source))
+        let (kind, source) = (right.next()?, right.next()?);
+        let at_gateway = source.split_once(":/")?.0.parse::<IpAddr>().is_ok();
+        (kind == "nfs" && at_gateway)
+            .then(|| (left.split(' ').nth(4).map(unescape), unescape(source)))
     });
-    on_path
-        .next_back()
-        .is_some_and(|(kind, source)| kind == "nfs" && source == target)
+    lines
+        .filter_map(|(place, source)| Some((place?, source)))
+        .collect()
+}
+
+/// Whether `target` is mounted on `path`.
+fn is_mounted(table: &str, target: &str, path: &str) -> bool {
+    mounted(table)
+        .iter()
+        .any(|(place, source)| place == path && source == target)
 }
 
 /// Blanks and the like stand as three octal digits.
@@ -149,14 +172,16 @@ mod tests {
     const TABLE: &str = "22 1 254:0 / / rw - ext4 /dev/vda rw\n\
                          30 22 0:30 / /mnt/a\\040b rw,nosuid - nfs 169.254.0.22:/v1 rw,vers=3\n\
                          31 22 0:31 / /mnt/c rw - nfs 169.254.0.22:/v1 rw\n\
-                         32 22 0:32 / /mnt/c rw - tmpfs tmpfs rw\n";
+                         32 22 0:32 / /mnt/d rw - tmpfs tmpfs rw\n\
+                         33 22 0:33 / /mnt/e rw - nfs server.example:/export rw\n";
 
     #[test]
     fn mounts_are_found_by_target_and_place() {
         assert!(is_mounted(TABLE, "169.254.0.22:/v1", "/mnt/a b"));
         assert!(!is_mounted(TABLE, "169.254.0.22:/v2", "/mnt/a b"));
         assert!(!is_mounted(TABLE, "169.254.0.22:/v1", "/mnt/a"));
-        assert!(!is_mounted(TABLE, "169.254.0.22:/v1", "/mnt/c"), "covered");
+        let places: Vec<String> = mounted(TABLE).into_iter().map(|(place, _)| place).collect();
+        assert_eq!(places, ["/mnt/a b", "/mnt/c"], "of volumes only");
     }
 
     #[test]
