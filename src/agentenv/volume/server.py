@@ -25,6 +25,7 @@ from agentenv.network.layout import GATEWAY_IP, VOLUME_PORT
 
 _START_DEADLINE_S = 10.0
 _POLL_S = 0.01
+_LAST_WORDS_CHARS = 1000
 
 
 def nfs_target(volume_id: str) -> str:
@@ -122,5 +123,6 @@ def _wait_until_it_listens(started: ProcessId, namespace: str, log: Path) -> Non
 
 
 def _ended_at_once(log: Path) -> HostNotReady:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    return HostNotReady(f"the volume server ended at once: {lines[-1] if lines else 'it wrote no message'}", f"see {log}")
+    said = log.read_text(errors="replace")[-_LAST_WORDS_CHARS:] if log.is_file() else ""
+    cause = " ".join(said.rpartition("Error: ")[2].split()) or "it wrote no message"
+    return HostNotReady(f"the volume server ended at once: {cause}", f"see {log}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentenv.core.errors import InvalidInput
-from agentenv.core.model import Volume
+from agentenv.core.model import LogQuery, Volume
 from agentenv.orchestrator.serve_volumes import life
 from agentenv.testing.fake_node import FakeNode
 
@@ -81,7 +81,7 @@ async def test_a_server_that_died_runs_again(node: FakeNode, data: Volume):
         node.clock.advance_ms(250)
         await node.turn()
     assert served(node, sandbox_id) == ("data", "other")
-    events = await node.parts.store.events(sandbox_id, 0, 100)
+    events = await node.parts.store.events(sandbox_id, LogQuery())
     assert any("volume server" in event.message for event in events)
 
 

@@ -14,7 +14,9 @@ from agentenv.cli.verb import json_option, pairs_option, verb
 @pairs_option("--metadata", "Metadata in place of what is stored (repeatable).")
 @json_option
 def command(secret: str, metadata: dict[str, str], as_json: bool) -> None:
-    """Store another value of SECRET (name or id) and print its version.
+    """Store another value of SECRET and print its version.
+
+    SECRET is a name or an id.
 
     The value is read from standard input, or asked for on a terminal.
     """
