@@ -14,7 +14,7 @@ from agentenv.cli.verb import verb
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.argument("path", required=False)
 def command(volume: str, file: str, path: str | None) -> None:
-    """Copy FILE (- for standard input) to PATH in VOLUME (name or id).
+    """Copy FILE (- for standard input) to PATH in VOLUME.
 
     Missing folders are made; without PATH the file keeps its name. It appears in the volume when all of it is there.
     """
