@@ -57,6 +57,9 @@ def command_of(client: Client) -> list[str]:
         python = sys.executable if client.version == _version_here() else str(installed(client) / "bin" / "python")
         more = ["--asynchronous"] if client.kind == "python-async" else []
         return [python, str(HERE / "python_client" / "main.py"), *more]
+    if client.kind == "cli":
+        program = installed(client) / "node_modules" / ".bin" / "e2b"
+        return [sys.executable, str(HERE / "cli_client" / "main.py"), "--program", str(program)]
     return [
         node_program(),
         str(HERE / "javascript_client" / "main.mjs"),
