@@ -288,6 +288,7 @@ def test_nothing_a_command_kills_takes_the_agent_along(sandbox):
 
 HOGS = {
     "cpu": "for i in $(seq 24); do (setsid sh -c 'while :; do :; done' &); done; sleep 600",
+    "forks": "ulimit -u 300; bomb() { bomb & bomb; }; bomb 2>/dev/null; sleep 600",
     "memory": "python3 -c 'import time; blocks = []\nwhile True: blocks.append(bytearray(b\"x\" * (8 << 20)))'",
 }
 

@@ -50,7 +50,8 @@ impl CgroupRoot {
     /// Sets the workload apart from the agent, which stays in the parent of this folder. For guests: it
     /// changes the parent's own settings.
     ///
-    /// - CPU: all commands together are one competitor of the agent, however many processes they are.
+    /// - CPU: all commands together are one competitor of the agent, and each command is one of the others,
+    ///   however many processes it has.
     /// - Processes: one command may have at most 7/8 of what the kernel allows, all commands 15/16. A fork
     ///   bomb then fails by itself and leaves room for other commands and the agent's threads.
     ///
@@ -59,7 +60,7 @@ impl CgroupRoot {
     pub fn set_apart(&mut self) -> io::Result<()> {
         let parent = self.path.parent().unwrap_or(Path::new("/"));
         fs::write(parent.join("cgroup.subtree_control"), "+cpu +pids")?;
-        fs::write(self.path.join("cgroup.subtree_control"), "+pids")?;
+        fs::write(self.path.join("cgroup.subtree_control"), "+cpu +pids")?;
         let number = |path: &str| -> io::Result<u64> {
             let text = fs::read_to_string(path)?;
             text.trim().parse().map_err(io::Error::other)
