@@ -66,7 +66,11 @@ Kind = Literal["python", "python-async", "javascript", "cli"]
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One release of one official client. `domain` ones know no other way to a server than a domain with TLS."""
+    """One release of one official client.
+
+    `domain` ones are tried through a domain with TLS: the first know no other way, and 2.20 leaves the sandbox's id out of what it
+    sends to a sandbox that it connected to by `E2B_SANDBOX_URL`.
+    """
 
     kind: Kind
     package: str
@@ -113,7 +117,7 @@ CLIENTS: tuple[Client, ...] = (
     Client("cli", "@e2b/cli", "2.19.0"),
     Client("python", "e2b", "2.45.1"),
     Client("javascript", "e2b", "2.45.0"),
-    Client("python", "e2b", "2.20.3"),
+    Client("python", "e2b", "2.20.3", domain=True),
     Client("python", "e2b", "1.0.0", domain=True),
     Client("python", "e2b", "1.5.6", domain=True),
     Client("python", "e2b", "2.3.6", domain=True),

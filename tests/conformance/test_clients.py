@@ -17,7 +17,7 @@ def test_client(client: Client, run_of: Runs):
     failed = {outcome.scenario: outcome.detail for outcome in outcomes if outcome.outcome == "fail"}
     known = {scenario for name, scenario in KNOWN_LIMITS if name == client.name}
     assert set(failed) == known, "\n\n".join(f"{scenario}:\n{detail}" for scenario, detail in failed.items() if scenario not in known)
-    assert sum(outcome.outcome == "pass" for outcome in outcomes) >= len(client.scenarios) / 2
+    assert sum(outcome.outcome == "pass" for outcome in outcomes) >= len(client.scenarios) / 3
 
 
 @pytest.mark.timeout(3600)

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _LABEL = re.compile(r"([0-9]+)-([a-z0-9]+)(?:-[a-z0-9-]*)?")
 _SANDBOX_ID = re.compile(rb"([a-z0-9]+)(?:-[a-z0-9-]*)?")
 _ID_LENGTH_MAX = 64
+_CONNECT_PATH = re.compile(rb"(/v2)?/sandboxes/[^/?]+/connect(\?.*)?")
 ENVD_PORT = 49983
 
 
@@ -177,7 +178,8 @@ class TargetParser:
     def parse(self, head: RequestHead) -> SandboxTarget | None:
         """The sandbox a request names, None for the API. Raises HeadError (400) on half or malformed names."""
         if head.sandbox_id is not None or head.sandbox_port is not None:
-            return _from_headers(head.sandbox_id, head.sandbox_port)
+            target = _from_headers(head.sandbox_id, head.sandbox_port)
+            return None if _is_connect_call(head, target) else target
         return self._from_host(head.host) if self._suffixes else None
 
     def _from_host(self, host: bytes) -> SandboxTarget | None:
@@ -188,6 +190,11 @@ class TargetParser:
                 if match is not None:
                     return _target(match[2], match[1])
         return None
+
+
+def _is_connect_call(head: RequestHead, target: SandboxTarget) -> bool:
+    """Older SDKs (e2b 2.20) name the guest agent's port even when they ask the API to connect; the agent has no such path."""
+    return target.port == ENVD_PORT and head.method == b"POST" and _CONNECT_PATH.fullmatch(head.target) is not None
 
 
 def _from_headers(sandbox_id: bytes | None, port: bytes | None) -> SandboxTarget:

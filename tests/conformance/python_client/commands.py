@@ -108,7 +108,8 @@ async def reattach(sdk):
 
 async def command_timeout(sdk):
     async with sdk.sandbox() as sandbox:
-        await raises(e2b.TimeoutException, lambda: sandbox.commands.run("sleep 20", timeout=1))
+        # Older releases may see their own reading end first, and then say so in the words of their HTTP library.
+        await raises(e2b.TimeoutException if VERSION >= (2, 45) else Exception, lambda: sandbox.commands.run("sleep 20", timeout=1))
         assert (await sdk.run(sandbox, "echo still here")).stdout == "still here\n"
 
         async def ended():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 
 import e2b
-from sdk import Absent, need, raises, value
+from sdk import Absent, need, raises, takes, value
 
 
 async def snapshot(sdk):
     async with sdk.sandbox() as sandbox:
-        need(sandbox, "create_snapshot")
+        if not takes(need(sandbox, "create_snapshot"), "name"):
+            raise Absent("snapshots have no names")
         await value(sandbox.files.write("/home/user/mark", "in the snapshot"))
         name = f"conformance-{uuid.uuid4().hex[:12]}"
         taken = await value(sandbox.create_snapshot(name=name))
@@ -36,6 +37,8 @@ async def templates(sdk):
     assert await value(sdk.Template.exists("base")) is True
     assert await value(sdk.Template.exists("no-such-template")) is False
     need(sdk.Template, "get_tags")
+    if not takes(need(sdk.Sandbox, "create_snapshot"), "name"):
+        return
     async with sdk.sandbox() as sandbox:
         name = f"conformance-{uuid.uuid4().hex[:12]}"
         taken = await value(sandbox.create_snapshot(name=name))

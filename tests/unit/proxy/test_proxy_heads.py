@@ -245,6 +245,24 @@ def test_headers_win_over_host():
     assert TargetParser(("sbx.test",)).parse(get(fields, host="Host: 80-ihost.sbx.test\r\n")) == SandboxTarget("iheader", 81)
 
 
+@pytest.mark.parametrize(
+    ("line", "port", "api"),
+    [
+        ("POST /sandboxes/iheader/connect", 49983, True),
+        ("POST /v2/sandboxes/iheader/connect?x=1", 49983, True),
+        ("POST /sandboxes/iheader/connect", 8000, False),
+        ("GET /sandboxes/iheader/connect", 49983, False),
+        ("POST /sandboxes/iheader/connect/more", 49983, False),
+        ("POST /sandboxes/a/b/connect", 49983, False),
+        ("POST /process.Process/Connect", 49983, False),
+    ],
+)
+def test_a_call_to_connect_is_the_apis_although_older_clients_name_the_agents_port(line: str, port: int, api: bool):
+    fields = f"E2b-Sandbox-Id: iheader\r\nE2b-Sandbox-Port: {port}\r\n"
+    head = parse_request(f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\n{fields}\r\n".encode())
+    assert TargetParser(()).parse(head) == (None if api else SandboxTarget("iheader", port))
+
+
 INTERNAL = [
     "/init",
     "//init",

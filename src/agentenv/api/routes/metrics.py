@@ -14,7 +14,8 @@ from agentenv.core.errors import InvalidInput
 
 router = APIRouter()
 _MAX_IDS = 100  # contract section 2.3
-_EpochS = Annotated[int | None, Query(ge=0, lt=2**40)]  # the year 36,000
+_EpochS = Annotated[int | None, Query(ge=0, lt=2**53)]
+_MS_FROM = 10**11  # the year 5138 in seconds, 1973 in milliseconds: above it a moment is meant in milliseconds, as e2b up to 2.3 sends it
 
 
 @router.get("/sandboxes/metrics", response_model=None)
@@ -33,8 +34,15 @@ async def history(context: Context, sandbox_id: SandboxId, start: _EpochS = None
 
     Also of a paused sandbox, and of one that has ended, as long as the node remembers it.
     """
-    if start is not None and end is not None and start > end:
+    start_ms = _in_ms(start or 0, 0)
+    end_ms = None if end is None else _in_ms(end, 999)
+    if end_ms is not None and start_ms > end_ms:
         raise InvalidInput(f"start: {start} is after end {end}", "both are unix seconds")
-    samples = await context.orchestrator.metrics(sandbox_id, 1000 * (start or 0), None if end is None else 1000 * end + 999)
+    samples = await context.orchestrator.metrics(sandbox_id, start_ms, end_ms)
     # Not through the framework's encoder: thousands of samples would hold up the event loop for 50 ms.
     return JSONResponse([metric_view(sample) for sample in samples])
+
+
+def _in_ms(moment: int, rest_ms: int) -> int:
+    """A moment of the query in milliseconds; one in seconds means its `rest_ms`, too."""
+    return moment if moment >= _MS_FROM else 1000 * moment + rest_ms
