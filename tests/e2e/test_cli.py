@@ -87,7 +87,7 @@ def test_a_snapshot_is_a_template_until_it_is_deleted(node: Node, started: str) 
     assert node.aenv("snapshot", "rm", "cli-kept", check=False).returncode == 2
     node.aenv("kill", child)
     assert node.aenv("snapshot", "rm", made["snapshotID"]).stdout.strip() == made["snapshotID"]
-    assert json.loads(node.aenv("snapshot", "ls", "--json").stdout) == []
+    assert made["snapshotID"] not in node.aenv("snapshot", "ls", "--json").stdout
 
 
 def test_kill_all_that_match(node: Node, started: str) -> None:

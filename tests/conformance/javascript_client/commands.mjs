@@ -141,8 +141,10 @@ async function terminalReattach({ e2b }) {
 async function killDuringCommand({ e2b }) {
   const sandbox = await e2b.Sandbox.create('base', { timeoutMs: 300_000 })
   const other = await e2b.Sandbox.connect(sandbox.sandboxId)
-  const waiting = sandbox.commands.run('sleep 120', { timeoutMs: 0 }).then(() => null, (error) => error)
-  await eventually(async () => JSON.stringify(await other.commands.list()).includes('sleep 120'), 'the command runs')
+  let output = '' // shows that the stream stands: only then does its end tell of the kill
+  const options = { timeoutMs: 0, onStdout: (text) => { output += text } }
+  const waiting = sandbox.commands.run('echo up; sleep 120', options).then(() => null, (error) => error)
+  await eventually(async () => output.includes('up'), 'the command runs')
   assert.equal(await other.kill(), true)
   const error = await waiting
   assert.ok(error instanceof e2b.TimeoutError, error?.stack)

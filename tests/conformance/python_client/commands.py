@@ -192,32 +192,24 @@ async def terminal_reattach(sdk):
 async def kill_during_command(sdk):
     sandbox = await sdk.create()
     other = await sdk.connect(sandbox.sandbox_id)
+    command = "echo up; sleep 120"  # its output shows that the stream stands: only then does its end tell of the kill
 
     if sdk.asynchronous:
-        waiting = asyncio.ensure_future(sandbox.commands.run("sleep 120", timeout=0))
-        await eventually(lambda: _runs(other, "sleep 120"), "the command runs")
+        up = asyncio.Event()
+        waiting = asyncio.ensure_future(sandbox.commands.run(command, timeout=0, on_stdout=lambda _: up.set()))
+        await asyncio.wait_for(up.wait(), 60)
         assert await other.kill() is not False
         error = await raises(Exception, lambda: waiting)
     else:
-        killer = threading.Thread(target=_kill_when_it_runs, args=(other,))
+        up = threading.Event()
+        killer = threading.Thread(target=lambda: up.wait(60) and other.kill())
         killer.start()
-        error = await raises(Exception, lambda: sandbox.commands.run("sleep 120", timeout=0))
+        error = await raises(Exception, lambda: sandbox.commands.run(command, timeout=0, on_stdout=lambda _: up.set()))
         killer.join(60)
     if VERSION >= (2, 45):
         assert isinstance(error, e2b.TimeoutException), repr(error)
         assert "sandbox was killed or reached its end of life" in str(error)
     assert await value(sandbox.is_running()) is False
-
-
-async def _runs(sandbox, command):
-    return command in str([process.args for process in await value(sandbox.commands.list())])
-
-
-def _kill_when_it_runs(sandbox):
-    for _ in range(100):
-        if "sleep 120" in str([process.args for process in sandbox.commands.list()]):
-            break
-    sandbox.kill()
 
 
 SCENARIOS = (

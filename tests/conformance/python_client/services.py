@@ -41,7 +41,7 @@ async def templates(sdk):
         return
     async with sdk.sandbox() as sandbox:
         name = f"conformance-{uuid.uuid4().hex[:12]}"
-        taken = await value(sandbox.create_snapshot(name=name))
+        await value(sandbox.create_snapshot(name=name))
         try:
             assert "default" in [tag.tag for tag in await value(sdk.Template.get_tags(name))]
             assigned = await value(sdk.Template.assign_tags(name, ["v1", "stable"]))
@@ -51,7 +51,7 @@ async def templates(sdk):
             await value(sdk.Template.remove_tags(name, "v1"))
             assert "v1" not in [tag.tag for tag in await value(sdk.Template.get_tags(name))]
         finally:
-            await value(sdk.Sandbox.delete_snapshot(taken.snapshot_id))
+            await value(sdk.Sandbox.delete_snapshot(name))  # with all its tags
 
 
 async def volumes(sdk):
