@@ -24,16 +24,18 @@ def test_twenty_at_once(node):
 
 
 def test_nothing_of_the_dead_remains(node):
-    """Slots, VMs, disks and layer files of killed sandboxes are gone; only the template's are left."""
+    """Slots, VMs, disks and layer files of killed sandboxes are gone; only those of templates and snapshots are left."""
+    import json
     import subprocess
     import time
 
+    kept = len(json.loads(node.aenv("templates", "--json").stdout)) + len(json.loads(node.aenv("snapshot", "ls", "--json").stdout))
     end = time.monotonic() + 20
     while True:
         layers = [path.name for path in (node.home / "layers").iterdir()]
         vms = list((node.run / "vms").iterdir())
         stacks = [path.name for path in (node.run / "stacks").iterdir()]
-        if len(layers) <= 3 and not vms and all(name.startswith("mem-") for name in stacks):
+        if len(layers) <= 3 * kept and not vms and all(name.startswith("mem-") for name in stacks):
             break
         assert time.monotonic() < end, f"left: layers {layers}, VMs {vms}, stacks {stacks}"
         time.sleep(0.2)

@@ -24,6 +24,7 @@ LISTED = {
     "diskSizeMB",
     "state",
     "metadata",
+    "volumeMounts",
 }
 
 

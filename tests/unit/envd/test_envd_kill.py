@@ -69,6 +69,7 @@ def test_deadline_takes_the_tree_by_cgroup(cgrouped, command):
     assert error["code"] == "deadline_exceeded"
     assert 0.3 < time.monotonic() - before < 2
     wait_dead([pid, child])
+    cgrouped.wait_gone(pid)  # the stream tells of the end a moment before the list does
     assert cgrouped.pids() == set()
 
 

@@ -24,6 +24,7 @@ async def _kill_at(folder: Path, name: str, step: int) -> bool:
     verb, before, allowed = VERBS[name]
     node = FakeNode(folder)
     await node.start_server()
+    await node.parts.volumes.create("data")  # what the verbs of the table mount
     sandbox_id = await node.create()
     assert node.process(sandbox_id).write("0", "before")
     if before is State.PAUSED:
