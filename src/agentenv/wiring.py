@@ -132,7 +132,7 @@ async def _prepare_templates(config: Config, assets: Assets, progress: Progress)
         stale: list[tuple[BaseBuilder, RootFilesystem]] = []
         for recipe in _wanted(config, parts.store):
             rootfs = await asyncio.to_thread(_rootfs, config, recipe, progress)
-            builder = _base_builder(parts, recipe)
+            builder = base_builder(parts, recipe)
             if not builder.up_to_date(rootfs.digest):
                 stale.append((builder, rootfs))
         if not stale:
@@ -153,7 +153,8 @@ def _wanted(config: Config, store: Store) -> list[Recipe]:
     return [recipe for name, recipe in RECIPES.items() if name in names]
 
 
-def _base_builder(parts: Parts, recipe: Recipe) -> BaseBuilder:
+def base_builder(parts: Parts, recipe: Recipe) -> BaseBuilder:
+    """The builder of a built-in template with the adapters of a node."""
     return BaseBuilder(
         recipe,
         store=parts.store,

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import Query
+from starlette.responses import Response
 
 from agentenv.api.timestamps import parse_rfc3339_us
 from agentenv.core.clock import rfc3339
 from agentenv.core.errors import InvalidInput
 from agentenv.core.model import Page
 
+T = TypeVar("T")
 MAX_LIMIT = 100
 NEXT_TOKEN_HEADER = "x-next-token"
 TOTAL_RUNNING_HEADER = "X-Total-Running"
@@ -73,6 +76,21 @@ def parse_position(position: str) -> tuple[int, str]:
         return parse_rfc3339_us(at) // 1000, item_id
     except ValueError as error:
         raise _bad_token() from error
+
+
+def cut_page(items: Iterable[T], position: Callable[[T], tuple[int, str]], page: Page, response: Response) -> list[T]:
+    """One page of `items`, newest first by `position` (time in ms, id), and in `response` the header that leads to the next one.
+
+    The header is absent on the last page. InvalidInput when the page's place is none that `make_position` made.
+    """
+    ordered = sorted(items, key=position, reverse=True)
+    if page.after is not None:
+        last = parse_position(page.after)
+        ordered = [item for item in ordered if position(item) < last]
+    part = ordered[: page.limit]
+    if len(ordered) > len(part):
+        response.headers[NEXT_TOKEN_HEADER] = encode_token(make_position(*position(part[-1])))
+    return part
 
 
 def _bad_token() -> InvalidInput:

@@ -157,15 +157,21 @@ class Exchange:
 
     # The request, towards the upstream
 
-    def _attach(self, upstream: UpstreamConnection) -> None:
+    def _take(self, upstream: UpstreamConnection) -> bool:
+        """Make a connection this exchange's own; False when the sandbox or the connection has ended meanwhile, which is dealt with."""
         if self._route is not None and self._route.closed.fired:
             upstream.abort()
             self.run_ended()
-            return
+            return False
         self.upstream = upstream
         upstream.exchange = self
         if upstream.transport.is_closing():
             self.upstream_lost()  # it died, or spoke unasked, before it was ours
+            return False
+        return True
+
+    def _attach(self, upstream: UpstreamConnection) -> None:
+        if not self._take(upstream):
             return
         upstream.set_reading(not self.client.write_paused)
         head = upstream_request_head(self.head, self._forwarding())

@@ -37,14 +37,7 @@ class GrpcExchange(Exchange):
     # The request, towards the upstream
 
     def _attach(self, upstream: UpstreamConnection) -> None:
-        if self._route is not None and self._route.closed.fired:
-            upstream.abort()
-            self.run_ended()
-            return
-        self.upstream = upstream
-        upstream.exchange = self
-        if upstream.transport.is_closing():
-            self.upstream_lost()
+        if not self._take(upstream):
             return
         server, stream = cast(Http2Upstream, upstream), self._stream
         forwarding = self._forwarding()

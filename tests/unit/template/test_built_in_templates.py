@@ -17,6 +17,7 @@ from agentenv.template.base import BaseBuilder, BaseInputs
 from agentenv.template.recipes import RECIPES, Recipe
 from agentenv.testing.fake_node import FakeNode
 from agentenv.vmm.driver import BootSpec
+from agentenv.wiring import base_builder
 
 RECIPE = Recipe(name="service", start="start it", ready="is it ready", warm_up="warm it", min_memory_mb=1024)
 
@@ -35,21 +36,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def builder(node: FakeNode, recipe: Recipe) -> BaseBuilder:
-    parts = node.parts
-    return BaseBuilder(
-        recipe,
-        store=parts.store,
-        blocks=parts.blocks,
-        slots=parts.slots,
-        vmm=parts.vmm,
-        guest=parts.guest,
-        layers=parts.layers,
-        capturer=parts.capturer,
-        paths=parts.paths,
-        clock=parts.clock,
-        identity=parts.identity,
-        config=parts.config.guest,
-    )
+    return base_builder(node.parts, recipe)
 
 
 async def build(node: FakeNode, recipe: Recipe, digest: str = "d1") -> Template:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from agentenv.api.context import Context
 from agentenv.api.models import NewSecretBody, SecretUpdateBody
-from agentenv.api.pagination import MAX_LIMIT, NEXT_TOKEN_HEADER, Limit, NextToken, encode_token, make_position, page_of, parse_position
+from agentenv.api.pagination import MAX_LIMIT, Limit, NextToken, cut_page, page_of
 from agentenv.api.request_parts import json_body
 from agentenv.api.views import SecretView, secret_view
 
@@ -26,14 +26,9 @@ async def create(context: Context, body: Annotated[NewSecretBody, Depends(json_b
 @router.get("/secrets", response_model=None)
 async def list_page(context: Context, response: Response, limit: Limit = MAX_LIMIT, next_token: NextToken = None) -> list[SecretView]:
     """A page of secrets, newest first; `x-next-token` is absent on the last one."""
+    secrets = context.orchestrator.secrets.all()
     page = page_of(limit, next_token, None)
-    ordered = sorted(context.orchestrator.secrets.all(), key=lambda secret: (secret.created_at_ms, secret.secret_id), reverse=True)
-    if page.after is not None:
-        last = parse_position(page.after)
-        ordered = [secret for secret in ordered if (secret.created_at_ms, secret.secret_id) < last]
-    part = ordered[: page.limit]
-    if len(ordered) > len(part):
-        response.headers[NEXT_TOKEN_HEADER] = encode_token(make_position(part[-1].created_at_ms, part[-1].secret_id))
+    part = cut_page(secrets, lambda secret: (secret.created_at_ms, secret.secret_id), page, response)
     return [secret_view(secret) for secret in part]
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from agentenv.api.context import Context
 from agentenv.api.models import SnapshotBody
-from agentenv.api.pagination import MAX_LIMIT, NEXT_TOKEN_HEADER, Limit, NextToken, encode_token, make_position, page_of, parse_position
+from agentenv.api.pagination import MAX_LIMIT, Limit, NextToken, cut_page, page_of
 from agentenv.api.request_parts import SandboxId, json_body
 from agentenv.api.views import SnapshotView, snapshot_view
 from agentenv.core.errors import NotFound
@@ -45,14 +45,7 @@ async def list_page(
     if name:
         wanted = _wanted(name)
         found = [(t, tag) for t, tag in found if _is_called(t, tag, wanted)]
-    found.sort(key=_position, reverse=True)
-    if page.after is not None:
-        last = parse_position(page.after)
-        found = [item for item in found if _position(item) < last]
-    part = found[: page.limit]
-    if len(found) > len(part):
-        response.headers[NEXT_TOKEN_HEADER] = encode_token(make_position(*_position(part[-1])))
-    return [snapshot_view(t, tag.tag) for t, tag in part]
+    return [snapshot_view(t, tag.tag) for t, tag in cut_page(found, _position, page, response)]
 
 
 def _wanted(name: str) -> Reference | None:

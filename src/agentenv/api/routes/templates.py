@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from agentenv.api.context import Context
 from agentenv.api.models import UpdateTemplateBody
-from agentenv.api.pagination import MAX_LIMIT, NEXT_TOKEN_HEADER, Limit, NextToken, encode_token, make_position, page_of, parse_position
+from agentenv.api.pagination import MAX_LIMIT, Limit, NextToken, cut_page, page_of
 from agentenv.api.request_parts import json_body, template_in_path
 from agentenv.api.views import TemplateView, build_view, template_names, template_view
 from agentenv.core.model import Template
@@ -30,13 +30,7 @@ async def list_all(context: Context) -> list[TemplateView]:
 async def list_page(context: Context, response: Response, limit: Limit = MAX_LIMIT, next_token: NextToken = None) -> list[TemplateView]:
     """A page of templates, newest first; `x-next-token` is absent on the last one."""
     page = page_of(limit, next_token, None)
-    ordered = await _listed(context)
-    if page.after is not None:
-        last = parse_position(page.after)
-        ordered = [template for template in ordered if (template.created_at_ms, template.template_id) < last]
-    part = ordered[: page.limit]
-    if len(ordered) > len(part):
-        response.headers[NEXT_TOKEN_HEADER] = encode_token(make_position(part[-1].created_at_ms, part[-1].template_id))
+    part = cut_page(await _listed(context), lambda template: (template.created_at_ms, template.template_id), page, response)
     return [template_view(template) for template in part]
 
 
@@ -60,13 +54,7 @@ async def read(
     """One template, also a snapshot, by id or name, with a page of its builds, newest first."""
     page = page_of(limit, next_token, None)
     template = await context.orchestrator.template(template_in_path(template_id))
-    builds = sorted(template.builds, key=lambda build: (build.created_at_ms, build.build_id), reverse=True)
-    if page.after is not None:
-        last = parse_position(page.after)
-        builds = [build for build in builds if (build.created_at_ms, build.build_id) < last]
-    part = builds[: page.limit]
-    if len(builds) > len(part):
-        response.headers[NEXT_TOKEN_HEADER] = encode_token(make_position(part[-1].created_at_ms, part[-1].build_id))
+    part = cut_page(template.builds, lambda build: (build.created_at_ms, build.build_id), page, response)
     return {**template_view(template), "builds": [build_view(build) for build in part]}
 
 
