@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hyper::body::Incoming;
@@ -16,7 +16,6 @@ use crate::app::App;
 use crate::filesystem::service::as_user;
 use crate::http::{self, Body, RestError};
 use crate::limits::COMPOSE_SOURCES_MAX;
-use crate::users::User;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -57,16 +56,20 @@ async fn try_compose(app: &App, request: Request<Incoming>) -> Result<UploadedFi
         .map(|path| super::resolve(app, &user, path))
         .collect::<Result<_, _>>()?;
     let destination = super::resolve(app, &user, &request.destination)?;
-    let owner = user.clone();
+    let (paths, target) = (sources.clone(), destination.clone());
+    let opened = as_user(user.clone(), move || open_sources(&paths, &target)).await;
+    let files = opened.map_err(|error| super::failed(&destination, &error))??;
+    let target = upload::open(destination.clone(), user.clone(), (BTreeMap::new(), ())).await;
+    let target = target.map_err(|error| super::failed(&destination, &error))?;
     let shown = destination.clone();
-    as_user(user, move || join(&sources, &destination, &owner))
+    as_user(user, move || join(&sources, files, target, &destination))
         .await
         .map_err(|error| super::failed(&shown, &error))??;
     Ok(UploadedFile::new(&shown, BTreeMap::new()))
 }
 
-/// Opens all sources before the destination is touched; removes them only after all was written.
-fn join(sources: &[PathBuf], destination: &PathBuf, user: &User) -> Result<(), RestError> {
+/// All sources are open before the destination is touched.
+fn open_sources(sources: &[PathBuf], destination: &Path) -> Result<Vec<File>, RestError> {
     let existing = fs::metadata(destination)
         .ok()
         .map(|info| (info.dev(), info.ino()));
@@ -95,8 +98,16 @@ fn join(sources: &[PathBuf], destination: &PathBuf, user: &User) -> Result<(), R
         }
         files.push(file);
     }
-    let mut target = upload::create(destination, user, &BTreeMap::new())
-        .map_err(|error| super::failed(destination, &error))?;
+    Ok(files)
+}
+
+/// The sources are removed only after all was written.
+fn join(
+    sources: &[PathBuf],
+    files: Vec<File>,
+    mut target: File,
+    destination: &Path,
+) -> Result<(), RestError> {
     for mut file in files {
         io::copy(&mut file, &mut target).map_err(|error| super::failed(destination, &error))?;
     }

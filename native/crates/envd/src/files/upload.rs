@@ -22,7 +22,8 @@ use super::metadata;
 use super::multipart::Multipart;
 use super::turns::{Turn, Turns};
 use crate::app::App;
-use crate::filesystem::service::{as_user, make_parents};
+use crate::filesystem::pinned::{self, Pinned};
+use crate::filesystem::service::{as_agent, as_user, make_parents};
 use crate::http::{self, header, query_value, Body, RestError};
 use crate::limits::{FILE_CHUNK_BYTES, UPLOAD_IDLE_MAX};
 use crate::users::User;
@@ -280,27 +281,24 @@ impl Sink {
         let turn = self.turn.clone();
         let pieces = std::mem::take(&mut self.waiting);
         self.waiting_bytes = 0;
-        let (path, user, file, metadata) = (
-            self.path.clone(),
-            self.user.clone(),
-            self.file.clone(),
-            self.metadata.clone(),
-        );
-        let owner = user.clone();
-        let work = move || -> io::Result<Arc<File>> {
-            let file = match file {
-                Some(file) => file,
-                None => Arc::new(create(&path, &owner, &metadata)?),
-            };
+        let failed = |error| super::failed(&self.path, &error);
+        let file = match &self.file {
+            Some(file) => file.clone(),
+            None => {
+                let held = (self.metadata.clone(), turn.clone());
+                let opened = open(self.path.clone(), self.user.clone(), held).await;
+                self.file.insert(Arc::new(opened.map_err(failed)?)).clone()
+            }
+        };
+        let work = move || -> io::Result<()> {
             for piece in pieces {
                 (&*file).write_all(&piece)?;
             }
             drop(turn);
-            Ok(file)
+            Ok(())
         };
-        let result = as_user(user, work).await.and_then(|result| result);
-        self.file = Some(result.map_err(|error| super::failed(&self.path, &error))?);
-        Ok(())
+        let written = as_user(self.user.clone(), work).await;
+        written.and_then(|result| result).map_err(failed)
     }
 
     /// Writes the rest; makes the file if nothing came.
@@ -312,9 +310,43 @@ impl Sink {
     }
 }
 
-/// Opens a file for writing from its start, with the parents it needs. A new file belongs to the user;
-/// an old one keeps its owner and mode.
-pub fn create(path: &Path, user: &User, metadata: &BTreeMap<String, String>) -> io::Result<File> {
+/// [`create`] as the user and, where they may not, at the same place [`Pinned`] for the agent. What comes
+/// with the metadata is held until the file is open.
+pub async fn open<T: Clone + Send + 'static>(
+    path: PathBuf,
+    user: User,
+    (metadata, held): (BTreeMap<String, String>, T),
+) -> io::Result<File> {
+    let first = {
+        let (path, owner, metadata, held) =
+            (path.clone(), user.clone(), metadata.clone(), held.clone());
+        move || (create(&path, &owner, &metadata, 0), held).0
+    };
+    match as_user(user.clone(), first).await? {
+        Err(error) if pinned::is_denied(&error) => {
+            as_agent(move || {
+                let place = Pinned::reach(&path, Some(&user))?;
+                place.refuse_special()?;
+                (
+                    create(&place.path(), &user, &metadata, libc::O_NOFOLLOW),
+                    held,
+                )
+                    .0
+            })
+            .await?
+        }
+        opened => opened,
+    }
+}
+
+/// Opens a file for writing from its start, with the parents it needs and with more `flags` of open(2). A new
+/// file belongs to the user; an old one keeps its owner and mode.
+pub fn create(
+    path: &Path,
+    user: &User,
+    metadata: &BTreeMap<String, String>,
+    flags: i32,
+) -> io::Result<File> {
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
         make_parents(parent)?;
     }
@@ -322,7 +354,7 @@ pub fn create(path: &Path, user: &User, metadata: &BTreeMap<String, String>) -> 
     options
         .write(true)
         .mode(0o666)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | flags);
     let file = match options.clone().create_new(true).open(path) {
         Ok(file) => {
             // A no-op for ownership, which the kernel set, but watchers are promised this event.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::EntryInfo;
 use super::paths;
+use super::pinned::Pinned;
 use super::remove::remove_tree;
 use super::watch::service as watch;
 use crate::app::App;
@@ -99,6 +100,15 @@ pub async fn as_user<T: Send + 'static>(
         .map_err(|error| io::Error::other(format!("worker failed: {error}")))
 }
 
+/// Runs `work` on a worker thread with the agent's own identity; for [`super::pinned`] places alone.
+pub async fn as_agent<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| io::Error::other(format!("worker failed: {error}")))
+}
+
 /// Answers one call.
 pub async fn handle(app: Arc<App>, method: &str, request: Request<Incoming>) -> Response<Body> {
     let user_name = basic_user(request.headers());
@@ -111,13 +121,13 @@ pub async fn handle(app: Arc<App>, method: &str, request: Request<Incoming>) -> 
         }
         "MakeDir" => {
             rpc::unary(request, |query: PathRequest| {
-                call(app, user_name, move |caller| make_dir(caller, &query))
+                call_twice(app, user_name, query, make_dir, make_dir_pinned)
             })
             .await
         }
         "Move" => {
             rpc::unary(request, |query: MoveRequest| {
-                call(app, user_name, move |caller| rename(caller, &query))
+                call_twice(app, user_name, query, rename, rename_pinned)
             })
             .await
         }
@@ -129,7 +139,7 @@ pub async fn handle(app: Arc<App>, method: &str, request: Request<Incoming>) -> 
         }
         "Remove" => {
             rpc::unary(request, |query: PathRequest| {
-                call(app, user_name, move |caller| remove(caller, &query))
+                call_twice(app, user_name, query, remove, remove_pinned)
             })
             .await
         }
@@ -150,6 +160,30 @@ async fn call<A: Send + 'static>(
     as_user(caller.user.clone(), move || work(&caller))
         .await
         .map_err(|error| ConnectError::new(Code::Internal, error))?
+}
+
+/// As the user and, where they may not, at the same place [`super::pinned`] for the agent.
+async fn call_twice<Q: Send + Sync + 'static, A: Send + 'static>(
+    app: Arc<App>,
+    user_name: Option<String>,
+    query: Q,
+    as_user: fn(&Caller, &Q) -> Result<A, ConnectError>,
+    pinned: fn(&Caller, &Q) -> Result<A, ConnectError>,
+) -> Result<A, ConnectError> {
+    let query = Arc::new(query);
+    let asked = query.clone();
+    let first = call(app.clone(), user_name.clone(), move |caller| {
+        as_user(caller, &asked)
+    });
+    match first.await {
+        Err(error) if error.code == Code::PermissionDenied => {
+            let caller = Caller::of(&app, user_name.as_deref())?;
+            as_agent(move || pinned(&caller, &query))
+                .await
+                .map_err(|error| ConnectError::new(Code::Internal, error))?
+        }
+        other => other,
+    }
 }
 
 /// The error of a system call on a path.
@@ -194,6 +228,18 @@ fn make_dir(caller: &Caller, query: &PathRequest) -> Result<EntryResponse, Conne
     entry(&path)
 }
 
+fn make_dir_pinned(caller: &Caller, query: &PathRequest) -> Result<EntryResponse, ConnectError> {
+    let path = caller.resolve(&query.path)?;
+    let made = Pinned::reach(&path, Some(&caller.user)).and_then(|it| it.make_dir(&caller.user));
+    match made {
+        // It may be there where the user cannot see it; what it is decides about the answer.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => make_dir(caller, query),
+        made => made
+            .map_err(|error| failed(&path, &error))
+            .and_then(|()| entry(&path)),
+    }
+}
+
 /// Makes a folder and what is missing above it, 0755.
 pub fn make_parents(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path)
@@ -206,17 +252,29 @@ fn rename(caller: &Caller, query: &MoveRequest) -> Result<EntryResponse, Connect
     if let Some(parent) = destination.parent() {
         make_parents(parent).map_err(|error| failed(parent, &error))?;
     }
-    fs::rename(&source, &destination).map_err(|error| {
-        ConnectError::from_io(
-            format_args!(
-                "cannot move '{}' to '{}'",
-                source.display(),
-                destination.display()
-            ),
-            &error,
-        )
-    })?;
+    fs::rename(&source, &destination)
+        .map_err(|error| cannot_move(&source, &destination, &error))?;
     entry(&destination)
+}
+
+fn rename_pinned(caller: &Caller, query: &MoveRequest) -> Result<EntryResponse, ConnectError> {
+    let source = caller.resolve(&query.source)?;
+    let destination = caller.resolve(&query.destination)?;
+    let from = Pinned::reach(&source, None).map_err(|error| failed(&source, &error))?;
+    fs::symlink_metadata(from.path()).map_err(|error| failed(&source, &error))?;
+    let to = Pinned::reach(&destination, Some(&caller.user))
+        .map_err(|error| failed(&destination, &error))?;
+    fs::rename(from.path(), to.path())
+        .map_err(|error| cannot_move(&source, &destination, &error))?;
+    entry(&destination)
+}
+
+fn cannot_move(source: &Path, destination: &Path, error: &io::Error) -> ConnectError {
+    let (source, destination) = (source.display(), destination.display());
+    ConnectError::from_io(
+        format_args!("cannot move '{source}' to '{destination}'"),
+        error,
+    )
 }
 
 fn remove(caller: &Caller, query: &PathRequest) -> Result<Empty, ConnectError> {
@@ -227,9 +285,22 @@ fn remove(caller: &Caller, query: &PathRequest) -> Result<Empty, ConnectError> {
             "the root folder cannot be removed; kill the sandbox instead",
         ));
     }
-    match remove_tree(&path) {
+    removed(&path, remove_tree(&path))
+}
+
+fn remove_pinned(caller: &Caller, query: &PathRequest) -> Result<Empty, ConnectError> {
+    let path = caller.resolve(&query.path)?;
+    removed(
+        &path,
+        Pinned::reach(&path, None).and_then(|it| remove_tree(&it.path())),
+    )
+}
+
+/// What is not there is as good as removed.
+fn removed(path: &Path, result: io::Result<()>) -> Result<Empty, ConnectError> {
+    match result {
         Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
-            Err(failed(&path, &error))
+            Err(failed(path, &error))
         }
         _ => Ok(Empty {}),
     }

@@ -114,7 +114,7 @@ fn an_uploaded_file_is_three_events_and_another_upload_writes_only() {
     let mut watch = scratch.watch();
     let upload = || {
         let path = scratch.at("new");
-        let mut file = crate::files::upload::create(&path, &owner, &BTreeMap::new()).unwrap();
+        let mut file = crate::files::upload::create(&path, &owner, &BTreeMap::new(), 0).unwrap();
         file.write_all(b"text").unwrap();
     };
     upload();
