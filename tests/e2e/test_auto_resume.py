@@ -7,6 +7,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+import uuid
 from datetime import UTC, datetime
 
 import pytest
@@ -97,7 +98,8 @@ def test_a_disk_alone_is_never_woken(node, make):
 
 
 def test_policy_tokens_and_repeated_creations_outlive_a_restart_of_the_server(node, make):
-    sandbox = make(idempotency_key="restart-1", network={"allow_public_traffic": False, "mask_request_host": "masked:${PORT}"})
+    key = f"restart-{uuid.uuid4()}"  # remembered for a day, and this home may be older than this run
+    sandbox = make(idempotency_key=key, network={"allow_public_traffic": False, "mask_request_host": "masked:${PORT}"})
     shown = sandbox.get_info()
     sandbox.pause()
     node.kill_server()
@@ -106,7 +108,7 @@ def test_policy_tokens_and_repeated_creations_outlive_a_restart_of_the_server(no
         "base",
         timeout=600,
         lifecycle=POLICY,
-        idempotency_key="restart-1",
+        idempotency_key=key,
         network={"allow_public_traffic": False, "mask_request_host": "masked:${PORT}"},
         **node.options,
     )
