@@ -42,10 +42,19 @@ COMMANDS = 20
 START_DEADLINE_S = 15.0
 BOUNDS = {
     "small keep-alive requests/s, ratio to nginx": (0.25, "at least"),
+    "small requests, no two alike, ratio to nginx": (0.25, "at least"),
     "1 GiB download, ratio to nginx": (0.5, "at least"),
     "1 GiB upload, ratio to nginx": (0.5, "at least"),
     "command round trip, ratio to a direct call": (1.3, "at most"),
 }
+ROWS = {
+    "small": ("small requests", 1, "/s"),
+    "unlike": ("small requests, no two alike", 1, "/s"),
+    "download": ("1 GiB download", 1e6, " MB/s"),
+    "upload": ("1 GiB upload", 1e6, " MB/s"),
+}
+# Another query each time, so that nothing remembered of earlier heads helps.
+UNLIKE = 'local n = 0\nrequest = function() n = n + 1; return wrk.format("GET", "/small?" .. n) end\n'
 err = Console(stderr=True)
 
 NGINX = """
@@ -140,10 +149,11 @@ class Sink:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
 
-def requests_per_second(port: int, upstream: int) -> float:
-    """Small requests over kept connections."""
+def requests_per_second(port: int, upstream: int, script: str = "") -> float:
+    """Small requests over kept connections; `script` is one for wrk."""
     argv = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SMALL_SECONDS}s"]
-    argv += ["-H", f"E2b-Sandbox-Id: {SANDBOX}", "-H", f"E2b-Sandbox-Port: {upstream}", f"http://127.0.0.1:{port}/small"]
+    argv += ["-H", f"E2b-Sandbox-Id: {SANDBOX}", "-H", f"E2b-Sandbox-Port: {upstream}"]
+    argv += [*(("-s", script) if script else ()), f"http://127.0.0.1:{port}/small"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60 + SMALL_SECONDS)
     if "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
         sys.exit(f"requests failed on port {port}:\n{done.stdout}")
@@ -190,10 +200,11 @@ def require_programs() -> None:
 def beside_nginx() -> dict[str, dict[str, float]]:
     """Medians of both proxies, each before the same servers."""
     upstream, theirs, ours, sink = free_port(), free_port(), free_port(), Sink()
-    found: dict[str, dict[str, list[float]]] = {name: {"nginx": [], "ours": []} for name in ("small", "download", "upload")}
+    found: dict[str, dict[str, list[float]]] = {name: {"nginx": [], "ours": []} for name in ROWS}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)
+        (folder / "unlike.lua").write_text(UNLIKE)
         with (folder / "big").open("wb") as big:
             big.truncate(BODY_BYTES)
         stack.enter_context(nginx(folder, "upstream", UPSTREAM.format(port=upstream, folder=folder), upstream))
@@ -204,6 +215,7 @@ def beside_nginx() -> dict[str, dict[str, float]]:
             err.print(f"==> proxy beside nginx, round {round_number + 1} of {ROUNDS}", highlight=False)
             for key, port in (("nginx", theirs), ("ours", ours)):
                 found["small"][key].append(requests_per_second(port, upstream))
+                found["unlike"][key].append(requests_per_second(port, upstream, str(folder / "unlike.lua")))
                 found["download"][key].append(download(port, upstream))
                 found["upload"][key].append(upload(port, sink.port))
     return {name: {key: statistics.median(samples) for key, samples in sides.items()} for name, sides in found.items()}
@@ -309,12 +321,11 @@ def report(result: dict[str, Any]) -> bool:
     table = Table(title=f"proxy, medians of {ROUNDS} rounds in turn")
     for column in ("what", "nginx, one worker", "the proxy", "ratio"):
         table.add_column(column, justify="left" if column == "what" else "right")
-    names = {"small": ("small requests", 1, "/s"), "download": ("1 GiB download", 1e6, " MB/s"), "upload": ("1 GiB upload", 1e6, " MB/s")}
-    for key, (name, unit, suffix) in names.items():
+    for key, (name, unit, suffix) in ROWS.items():
         theirs, ours = sides[key]["nginx"] / unit, sides[key]["ours"] / unit
         table.add_row(name, f"{theirs:.0f}{suffix}", f"{ours:.0f}{suffix}", f"{ours / theirs:.2f}")
     out.print(table)
-    found = [sides[key]["ours"] / sides[key]["nginx"] for key in names] + [trips["proxy"] / trips["direct"]]
+    found = [sides[key]["ours"] / sides[key]["nginx"] for key in ROWS] + [trips["proxy"] / trips["direct"]]
     table = Table(title=f"bounds of the proxy (`true` through the SDK: {trips['proxy']:.1f} ms, directly to envd {trips['direct']:.1f} ms)")
     for column in ("what", "found", "bound", ""):
         table.add_column(column, justify="left" if column == "what" else "right")

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, cast
 from agentenv.proxy import pages
 from agentenv.proxy.chunked import FramingError
 from agentenv.proxy.exchange import Exchange
-from agentenv.proxy.heads import HeadError, RequestHead, ResponseHead, client_response_head, has_bare_line_feed, parse_request
+from agentenv.proxy.heads import (
+    HeadError,
+    LastHead,
+    RequestHead,
+    ResponseHead,
+    client_response_head,
+    has_bare_line_feed,
+    parse_request,
+)
 from agentenv.proxy.http2 import Http2Connection
 from agentenv.proxy.http2_library import PREFACE
 from agentenv.proxy.limits import HEAD_BYTES_MAX, PENDING_BYTES_MAX, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
@@ -41,6 +49,7 @@ class ClientConnection(asyncio.Protocol):
         "_closing_since",
         "_first",
         "_head_since",
+        "_heads",
         "_queued_bytes",
         "_reading",
         "_scanned",
@@ -74,6 +83,7 @@ class ClientConnection(asyncio.Protocol):
         self._closing_since = 0.0
         self._first = True
         self._head_since = server.now
+        self._heads = LastHead(parse_request)
         self._queued_bytes = 0
         self._reading = True
         self._scanned = 0
@@ -171,7 +181,7 @@ class ClientConnection(asyncio.Protocol):
             data = self._next_head()
             if not data:
                 return False
-            head = parse_request(data)
+            head = self._heads.parse(data)
             target = self.server.target_of(head)
         except HeadError as error:
             self._refuse_head(head, error)

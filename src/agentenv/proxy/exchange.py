@@ -22,7 +22,6 @@ from agentenv.proxy.heads import (
     RequestHead,
     ResponseHead,
     has_bare_line_feed,
-    parse_response,
     upstream_request_head,
 )
 from agentenv.proxy.limits import HEAD_BYTES_MAX
@@ -87,6 +86,7 @@ class Exchange:
         "_decode",
         "_route",
         "_task",
+        "_upgrade",
         "_upstream_eof",
         "_upstream_keep_alive",
         "client",
@@ -120,6 +120,7 @@ class Exchange:
         self._decode = False
         self._route: Route | None = None
         self._task: asyncio.Task[None] | None = None
+        self._upgrade = head.upgrade
         self._upstream_eof = False
         self._upstream_keep_alive = False
 
@@ -201,8 +202,8 @@ class Exchange:
             mask = self._route.mask_host.replace("${PORT}", str(target.port)).encode("latin-1")
         guarded = target is None or target.port == ENVD_PORT
         if guarded and head.upgrade and head.upgrade.lower() != b"websocket":
-            head.upgrade = b""  # such a tunnel would carry requests past the routing and the path guard
-        return Forwarding(client.host_bytes, client.proto, client.server.settings.trust_forwarded, mask, not guarded, head.upgrade)
+            self._upgrade = b""  # such a tunnel would carry requests past the routing and the path guard
+        return Forwarding(client.host_bytes, client.proto, client.server.settings.trust_forwarded, mask, not guarded, self._upgrade)
 
     @property
     def request_done(self) -> bool:
@@ -265,6 +266,8 @@ class Exchange:
     def _response_head(self, data: bytes) -> None:
         """Collect and pass on heads: any number of interim ones, then the final one."""
         self._answered = True
+        assert self.upstream is not None
+        heads = self.upstream.heads
         scanned = len(self._buffer)
         buffer = self._buffer + data if scanned else data
         while buffer:
@@ -278,7 +281,7 @@ class Exchange:
             try:
                 if end > HEAD_BYTES_MAX:
                     raise HeadError(502, "it is too large")
-                head = parse_response(buffer[:end])
+                head = heads.parse(buffer[:end])
             except HeadError as error:
                 self._upstream_broke(f"sent a response head that cannot be passed on: {error.message}")
                 return
@@ -360,7 +363,7 @@ class Exchange:
 
     def _switch(self, head: ResponseHead, rest: bytes) -> None:
         client, upstream = self.client, self.upstream
-        if not self.head.upgrade or not head.upgrade or not self.request_done or upstream is None:
+        if not self._upgrade or not head.upgrade or not self.request_done or upstream is None:
             self._upstream_broke("switched protocols unasked")
             return
         self.tunnel = self.response_started = True

@@ -4,6 +4,7 @@ Invariants:
 - A head that parses has one meaning only: one framing, one Host, no control bytes, strict CRLF. Everything doubtful raises `HeadError`.
 - What leaves here is written anew from the parsed fields; no byte of a received head is passed on unparsed.
 - Hop-by-hop fields (also those that `Connection` lists) never pass; framing fields cannot be removed by listing them.
+- A parsed head is not changed any more: `LastHead` may hand it out again.
 
 `httptools` does the parsing; this module adds what it leaves open (single spaces in the request line, exact `chunked`, limits).
 """
@@ -11,8 +12,9 @@ Invariants:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
 
 from httptools import (
     HttpParserError,
@@ -21,7 +23,7 @@ from httptools import (
     HttpResponseParser,
 )
 
-from agentenv.proxy.limits import CONTENT_LENGTH_DIGITS_MAX, HEADER_COUNT_MAX
+from agentenv.proxy.limits import CONTENT_LENGTH_DIGITS_MAX, HEADER_COUNT_MAX, LAST_HEAD_BYTES_MAX
 
 Field = tuple[bytes, bytes, bytes]
 """Lower-cased name, name as sent, value."""
@@ -82,6 +84,8 @@ class RequestHead:
     te_trailers: bool = False
     sandbox_id: bytes | None = None
     sandbox_port: bytes | None = None
+    rendered: tuple[Forwarding, bytes] | None = field(default=None, compare=False, repr=False)
+    """What it last became for the next hop; kept by `upstream_request_head`."""
 
     @property
     def has_body(self) -> bool:
@@ -114,6 +118,31 @@ class ResponseHead:
     keep_alive: bool = True
     upgrade: bytes = b""
     listed: frozenset[bytes] = frozenset()
+    rendered: tuple[tuple[bytes, bool, bool], bytes] | None = field(default=None, compare=False, repr=False)
+    """What it last became for the client; kept by `client_response_head`."""
+
+
+Head = TypeVar("Head")
+
+
+class LastHead(Generic[Head]):
+    """Parses the heads of one connection, and knows the last one again: who polls sends the same bytes each time, and gets the same."""
+
+    __slots__ = ("_data", "_head", "_parse")
+
+    def __init__(self, parse: Callable[[bytes], Head]) -> None:
+        self._parse = parse
+        self._data = b""
+        self._head: Head | None = None
+
+    def parse(self, data: bytes) -> Head:
+        """The head that `data` is. Raises HeadError."""
+        if self._head is not None and data == self._data:
+            return self._head
+        head = self._parse(data)
+        if len(data) <= LAST_HEAD_BYTES_MAX:
+            self._data, self._head = data, head
+        return head
 
 
 class _Sink:
@@ -294,6 +323,8 @@ class Forwarding:
 
 def upstream_request_head(head: RequestHead, forwarding: Forwarding) -> bytes:
     """Write the head for the upstream, always as HTTP/1.1."""
+    if head.rendered is not None and head.rendered[0] == forwarding:
+        return head.rendered[1]
     trust = forwarding.trust_forwarded
     host = forwarding.mask_host or head.host or b"localhost"
     out = [head.method, b" ", head.target, b" HTTP/1.1\r\nHost: ", host, b"\r\n"]
@@ -325,11 +356,15 @@ def upstream_request_head(head: RequestHead, forwarding: Forwarding) -> bytes:
     if forwarding.mask_host and head.host:
         out += (b"X-Forwarded-Host: ", head.host, b"\r\n")
     out += (b"X-Forwarded-For: ", forwarded_for, b"\r\nX-Forwarded-Proto: ", proto, b"\r\n\r\n")
-    return b"".join(out)
+    head.rendered = (forwarding, b"".join(out))
+    return head.rendered[1]
 
 
 def client_response_head(head: ResponseHead, connection: bytes, *, chunked: bool, with_length: bool) -> bytes:
     """Write the head for the client. `connection` is the value of the Connection field, or empty for none."""
+    how = (connection, chunked, with_length)
+    if head.rendered is not None and head.rendered[0] == how:
+        return head.rendered[1]
     out = [b"HTTP/1.1 %d " % head.status, head.reason, b"\r\n"]
     listed = head.listed
     for lower, name, value in head.fields:
@@ -347,4 +382,5 @@ def client_response_head(head: ResponseHead, connection: bytes, *, chunked: bool
     if connection:
         out += (b"Connection: ", connection, b"\r\n")
     out.append(b"\r\n")
-    return b"".join(out)
+    head.rendered = (how, b"".join(out))
+    return head.rendered[1]

@@ -13,6 +13,8 @@ KIB: Final = 1024
 
 HEAD_BYTES_MAX: Final = 64 * KIB
 """One request or response head. Larger than any real cookie jar, small enough to hold for every connection."""
+LAST_HEAD_BYTES_MAX: Final = 2 * KIB
+"""A head that is remembered on its connection in case it comes again; longer ones are parsed anew."""
 HEADER_COUNT_MAX: Final = 200
 """Header lines in one head: bounds the work per head whatever its size."""
 CHUNK_LINE_BYTES_MAX: Final = 256

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from agentenv.proxy.heads import LastHead, ResponseHead, parse_response
 from agentenv.proxy.limits import LAST_GASP_BYTES_MAX, WRITE_HIGH_BYTES, WRITE_LOW_BYTES
 from agentenv.proxy.routes import Route
 
@@ -37,6 +38,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_reading",
         "_sock",
         "exchange",
+        "heads",
         "idle_since",
         "key",
         "reused",
@@ -48,6 +50,7 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, key: Hashable, route: Route, pool: UpstreamPool, sock: socket.socket) -> None:
         self.key = key
         self.exchange: Exchange | None = None
+        self.heads: LastHead[ResponseHead] = LastHead(parse_response)
         self.idle_since = 0.0
         self.reused = False
         self.write_paused = False

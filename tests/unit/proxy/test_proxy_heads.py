@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from agentenv.core import errors
 from agentenv.proxy import ProxyRefusal, SandboxTarget, pages
 from agentenv.proxy.guard import EnvdPathGuard, first_segment
-from agentenv.proxy.heads import Forwarding, HeadError, client_response_head, parse_request, parse_response, upstream_request_head
+from agentenv.proxy.heads import (
+    Forwarding,
+    HeadError,
+    LastHead,
+    client_response_head,
+    parse_request,
+    parse_response,
+    upstream_request_head,
+)
+from agentenv.proxy.limits import LAST_HEAD_BYTES_MAX
 from agentenv.proxy.routes import TargetParser
 
 FORWARDING = Forwarding(b"192.0.2.7", b"http")
@@ -195,6 +204,41 @@ def test_response_head_is_cleaned():
     assert client_response_head(head, b"", chunked=False, with_length=True) == (
         b"HTTP/1.1 200 Very fine\r\nSet-Cookie: a\r\nSet-Cookie: b\r\nContent-Length: 4\r\n\r\n"
     )
+
+
+def test_a_head_that_comes_again_is_known_and_any_other_byte_makes_another():
+    heads = LastHead(parse_request)
+    first = b"GET /a HTTP/1.1\r\nHost: x\r\nCookie: 1\r\n\r\n"
+    assert heads.parse(first) is heads.parse(bytes(bytearray(first)))
+    for place in (5, len(first) - 5):
+        other = bytearray(first)
+        other[place] += 1
+        assert heads.parse(bytes(other)) == parse_request(bytes(other)) != heads.parse(first)
+    with pytest.raises(HeadError):
+        heads.parse(b"GET / HTTP/1.1\r\n\r\n")
+    assert heads.parse(first) == parse_request(first)
+
+
+def test_a_long_head_is_not_kept():
+    heads = LastHead(parse_response)
+    long = b"HTTP/1.1 200 OK\r\nA: " + b"b" * LAST_HEAD_BYTES_MAX + b"\r\n\r\n"
+    assert heads.parse(long) is not heads.parse(long)
+
+
+@given(st.lists(st.sampled_from([FORWARDING, Forwarding(b"1", b"https"), Forwarding(b"1", b"https", mask_host=b"m", drop_token=True)])))
+def test_a_known_head_is_written_for_each_hop_as_a_new_one_would_be(hops):
+    known = get("E2b-Traffic-Access-Token: s\r\n")
+    for hop in hops:
+        assert upstream_request_head(known, hop) == upstream_request_head(get("E2b-Traffic-Access-Token: s\r\n"), hop)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"", b"close"]), st.booleans(), st.booleans())))
+def test_a_known_answer_is_written_for_each_client_as_a_new_one_would_be(clients):
+    data = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
+    known = parse_response(data)
+    for connection, chunked, with_length in clients:
+        new = client_response_head(parse_response(data), connection, chunked=chunked, with_length=with_length)
+        assert client_response_head(known, connection, chunked=chunked, with_length=with_length) == new
 
 
 @pytest.mark.parametrize("host", ["8000-iabc.sbx.test", "8000-iabc.SBX.test:3000", "8000-iabc-client.sbx.test", "8000-iabc.other.test."])
