@@ -1,20 +1,20 @@
 //! Offline tools: describe, flatten and check files without changing them.
 
-use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{bail, Context};
 use lsmt::format::{flags, Block, Segment, BLOCK_BYTES, ENTRY_BYTES, SECTOR_BYTES};
-use lsmt::lowers::Lowers;
-use lsmt::{AppendUpper, RoLayer, Stack};
-use serde::{Deserialize, Serialize};
+use lsmt::zfile::{self, format::Head};
+use lsmt::{AppendUpper, Blob, Opener, RoLayer, Stack, UpperPaths};
+use serde::Serialize;
+
+use crate::config::{ImageConfig, ResolvedLower};
+use crate::layers::sha256_hex;
+use crate::offline::{is_config, open_config};
 
 /// Bytes written at a time by `cat`.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Largest config file read.
-const MAX_CONFIG_BYTES: u64 = 8 << 20;
 
 /// A header or trailer as shown to people.
 #[derive(Debug, Serialize)]
@@ -55,6 +55,10 @@ impl From<&Block> for BlockReport {
 pub struct Report {
     kind: &'static str,
     size_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tar_offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zfile: Option<ZFileReport>,
     header: BlockReport,
     #[serde(skip_serializing_if = "Option::is_none")]
     trailer: Option<BlockReport>,
@@ -66,17 +70,46 @@ pub struct Report {
     mapped_bytes: Option<u64>,
 }
 
+/// A compressed wrapper as shown to people.
+#[derive(Debug, Serialize)]
+pub struct ZFileReport {
+    algorithm: &'static str,
+    block_bytes: u32,
+    blocks: u64,
+    original_bytes: u64,
+    block_checksums: bool,
+    complete_header: bool,
+}
+
+impl From<&Head> for ZFileReport {
+    fn from(head: &Head) -> ZFileReport {
+        ZFileReport {
+            algorithm: head.algorithm.name(),
+            block_bytes: head.block_bytes,
+            blocks: head.blocks,
+            original_bytes: head.original_bytes,
+            block_checksums: head.verify,
+            complete_header: head.flags & zfile::format::flags::HEADER != 0,
+        }
+    }
+}
+
 /// Describes a sealed layer, or the data or index file of an upper.
 pub fn inspect(path: &Path) -> anyhow::Result<Report> {
-    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let size_bytes = file.metadata()?.len();
+    let opener = Opener::default();
+    let (blob, wrapping) = opener
+        .open(path)
+        .with_context(|| format!("{}", path.display()))?;
+    let size_bytes = std::fs::metadata(path)?.len();
     let mut bytes = [0; BLOCK_BYTES];
-    file.read_exact_at(&mut bytes, 0)
+    blob.read_exact_at(&mut bytes, 0)
         .with_context(|| format!("{} is too short for an LSMT header", path.display()))?;
     let header = Block::decode(&bytes, "header").with_context(|| format!("{}", path.display()))?;
     let mut report = Report {
         kind: "upper data",
         size_bytes,
+        tar_offset: wrapping.tar_offset,
+        zfile: wrapping.zfile.as_ref().map(Into::into),
         header: (&header).into(),
         trailer: None,
         entries: None,
@@ -88,10 +121,10 @@ pub fn inspect(path: &Path) -> anyhow::Result<Report> {
         report.entries = Some((size_bytes - BLOCK_BYTES as u64) / ENTRY_BYTES as u64);
         return Ok(report);
     }
-    if header.flags & flags::SEALED == 0 && !has_trailer(&file, size_bytes) {
+    if header.flags & flags::SEALED == 0 && !has_trailer(blob.as_ref()) {
         return Ok(report);
     }
-    let (layer, entries) = RoLayer::open(path)?;
+    let (layer, entries) = RoLayer::from_blob(path, blob)?;
     let zeroed = entries.iter().filter(|entry| entry.is_zeroed()).count();
     report.kind = "sealed layer";
     report.trailer = Some(layer.trailer().into());
@@ -101,11 +134,11 @@ pub fn inspect(path: &Path) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-fn has_trailer(file: &File, size_bytes: u64) -> bool {
+fn has_trailer(blob: &dyn Blob) -> bool {
     let mut bytes = [0; BLOCK_BYTES];
-    let offset = size_bytes.saturating_sub(BLOCK_BYTES as u64);
+    let offset = blob.size_bytes().saturating_sub(BLOCK_BYTES as u64);
     offset >= BLOCK_BYTES as u64
-        && file.read_exact_at(&mut bytes, offset).is_ok()
+        && blob.read_exact_at(&mut bytes, offset).is_ok()
         && Block::decode(&bytes, "trailer").is_ok()
 }
 
@@ -114,63 +147,11 @@ fn mapped_bytes(entries: &[Segment]) -> u64 {
     data.map(Segment::length).sum::<u64>() * SECTOR_BYTES
 }
 
-/// The parts of an overlaybd config.v1.json that name local files.
-#[derive(Debug, Deserialize)]
-struct ImageConfig {
-    #[serde(default)]
-    lowers: Vec<LowerConfig>,
-    upper: Option<UpperConfig>,
-}
-
-#[derive(Debug, Deserialize)]
-struct LowerConfig {
-    file: PathBuf,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct UpperConfig {
-    data: PathBuf,
-    index: PathBuf,
-}
-
-impl ImageConfig {
-    /// Reads a config; relative paths count from its folder.
-    fn read(path: &Path) -> anyhow::Result<ImageConfig> {
-        let describe = || format!("cannot read the config {}", path.display());
-        if std::fs::metadata(path).with_context(describe)?.len() > MAX_CONFIG_BYTES {
-            bail!("{} is too large for a config", path.display());
-        }
-        let text = std::fs::read(path).with_context(describe)?;
-        let mut config: ImageConfig = serde_json::from_slice(&text).with_context(describe)?;
-        let folder = path.parent().unwrap_or(Path::new("."));
-        for lower in &mut config.lowers {
-            lower.file = folder.join(&lower.file);
-        }
-        // The reference writes `"upper": {}` style blanks when there is none.
-        config.upper = config
-            .upper
-            .filter(|upper| !upper.data.as_os_str().is_empty());
-        if let Some(upper) = &mut config.upper {
-            upper.data = folder.join(&upper.data);
-            upper.index = folder.join(&upper.index);
-        }
-        Ok(config)
-    }
-}
-
 /// Writes the flat bytes of a stack. The upper is replayed, not opened for
 /// writing, so its files stay as they are.
 pub fn cat(config: &Path, output: &mut impl Write) -> anyhow::Result<()> {
-    let config = ImageConfig::read(config)?;
-    let mut layers = Vec::new();
-    for lower in &config.lowers {
-        layers.push(RoLayer::open(&lower.file)?);
-    }
-    if let Some(upper) = &config.upper {
-        layers.push(AppendUpper::open_read_only(&upper.data, &upper.index)?);
-    }
-    let lowers = Lowers::from_layers(layers)?;
+    let resolved = ImageConfig::read(config)?.resolve(config)?;
+    let lowers = open_config(&Opener::default(), &resolved)?;
     let size_bytes = lowers.virtual_size_bytes();
     if size_bytes == 0 {
         bail!("no layer states a virtual size");
@@ -190,31 +171,67 @@ pub fn cat(config: &Path, output: &mut impl Write) -> anyhow::Result<()> {
     }
 }
 
-/// Checks a layer, or every file of a config; returns the findings.
-pub fn fsck(path: &Path) -> Vec<String> {
-    let is_json = path
-        .extension()
-        .is_some_and(|extension| extension == "json");
-    if !is_json {
-        return fsck_layer(path).into_iter().collect();
+/// Checks a layer, or every file of a config; returns the findings. With
+/// `check_parents` each layer of a config must also name the one below it.
+pub fn fsck(path: &Path, check_parents: bool) -> Vec<String> {
+    let opener = Opener::default();
+    if !is_config(path) {
+        return fsck_layer(&opener, path).err().into_iter().collect();
     }
-    let config = match ImageConfig::read(path) {
-        Ok(config) => config,
-        Err(error) => return vec![format!("{error:#}")],
+    let resolved = match ImageConfig::read(path).and_then(|config| config.resolve(path)) {
+        Ok(resolved) => resolved,
+        Err(error) => return vec![error.to_string()],
     };
-    let lowers = config.lowers.iter();
-    let mut findings: Vec<String> = lowers.filter_map(|lower| fsck_layer(&lower.file)).collect();
-    if let Some(upper) = &config.upper {
+    let mut findings = Vec::new();
+    let mut below: Option<Block> = None;
+    for lower in &resolved.lowers {
+        findings.extend(fsck_statement(lower));
+        match fsck_layer(&opener, &lower.path) {
+            Err(finding) => findings.push(finding),
+            Ok(trailer) => {
+                if let Some(below) = below.filter(|_| check_parents) {
+                    findings.extend(fsck_parent(&lower.path, &trailer, &below));
+                }
+                below = Some(trailer);
+            }
+        }
+    }
+    if let Some(upper) = &resolved.upper {
         findings.extend(fsck_upper(upper));
     }
     findings
 }
 
-fn fsck_layer(path: &Path) -> Option<String> {
-    let (layer, entries) = match RoLayer::open(path) {
-        Ok(opened) => opened,
-        Err(error) => return Some(error.to_string()),
-    };
+/// Whether a layer's file is the one its config means.
+fn fsck_statement(lower: &ResolvedLower) -> Option<String> {
+    let shown = lower.path.display();
+    // A file that cannot be read is found by the check of its content.
+    let size_bytes = std::fs::metadata(&lower.path).ok()?.len();
+    if let Some(stated_bytes) = lower.size_bytes.filter(|stated| *stated != size_bytes) {
+        return Some(format!(
+            "layer {shown}: {size_bytes} bytes, the config states {stated_bytes}"
+        ));
+    }
+    let stated = lower.sha256.as_ref()?;
+    let digest = sha256_hex(&lower.path).ok()?;
+    (digest != *stated).then(|| {
+        format!("layer {shown}: digest sha256:{digest}, the config states sha256:{stated}")
+    })
+}
+
+fn fsck_parent(path: &Path, trailer: &Block, below: &Block) -> Option<String> {
+    (trailer.parent_uuid != below.uuid).then(|| {
+        format!(
+            "layer {}: made for a parent {}, below it is {}",
+            path.display(),
+            trailer.parent_uuid,
+            below.uuid
+        )
+    })
+}
+
+fn fsck_layer(opener: &Opener, path: &Path) -> Result<Block, String> {
+    let (layer, entries) = RoLayer::open(opener, path).map_err(|error| error.to_string())?;
     // The index was checked by the open; now every data sector must be readable.
     let mut buffer = vec![0; CHUNK_BYTES];
     for entry in entries.iter().filter(|entry| !entry.is_zeroed()) {
@@ -225,17 +242,17 @@ fn fsck_layer(path: &Path) -> Option<String> {
             let bytes = &mut buffer[..length as usize];
             if let Err(error) = layer.blob().read_exact_at(bytes, offset) {
                 let shown = path.display();
-                return Some(format!(
+                return Err(format!(
                     "layer {shown}: byte {offset} is unreadable: {error}"
                 ));
             }
             offset += length;
         }
     }
-    None
+    Ok(layer.trailer().clone())
 }
 
-fn fsck_upper(upper: &UpperConfig) -> Option<String> {
+fn fsck_upper(upper: &UpperPaths) -> Option<String> {
     match AppendUpper::check(&upper.data, &upper.index) {
         Ok(0) => None,
         Ok(dropped_bytes) => Some(format!(

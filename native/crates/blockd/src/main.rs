@@ -2,9 +2,11 @@
 
 mod api;
 mod capture;
+mod config;
 mod fuse;
 mod inspect;
 mod layers;
+mod offline;
 mod serve;
 mod stacks;
 mod sys;
@@ -13,7 +15,12 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use api::models::WrittenLayer;
 use clap::{Parser, Subcommand};
+use offline::{CommitArguments, ConfigArguments};
+
+/// Default memory for decompressed blocks.
+const DEFAULT_CACHE_MIB: u32 = (lsmt::block_cache::DEFAULT_BYTES >> 20) as u32;
 
 #[derive(Parser)]
 #[command(
@@ -39,6 +46,9 @@ enum Command {
         /// Threads that serve file requests.
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
         threads: u16,
+        /// Memory for decompressed blocks of all layers together.
+        #[arg(long, default_value_t = DEFAULT_CACHE_MIB)]
+        block_cache_mib: u32,
         /// Log more.
         #[arg(long, short)]
         verbose: bool,
@@ -57,7 +67,14 @@ enum Command {
     Fsck {
         /// A layer file or a config.v1.json.
         file: PathBuf,
+        /// Also check that each layer of a config names the one below as its parent.
+        #[arg(long)]
+        parents: bool,
     },
+    /// Flatten layers, or all of a config, into one layer.
+    Commit(CommitArguments),
+    /// Write a config.v1.json for layers and an upper.
+    Config(ConfigArguments),
     /// Print the version.
     Version,
 }
@@ -78,6 +95,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             socket,
             mount,
             threads,
+            block_cache_mib,
             verbose,
         } => {
             start_log(verbose);
@@ -86,6 +104,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 socket,
                 mount,
                 threads,
+                cache_bytes: u64::from(block_cache_mib) << 20,
             })?;
         }
         Command::Inspect { file } => {
@@ -93,8 +112,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             writeln!(std::io::stdout(), "{report}")?;
         }
         Command::Cat { config } => inspect::cat(&config, &mut std::io::stdout().lock())?,
-        Command::Fsck { file } => {
-            let findings = inspect::fsck(&file);
+        Command::Fsck { file, parents } => {
+            let findings = inspect::fsck(&file, parents);
             for finding in &findings {
                 writeln!(std::io::stdout(), "{finding}")?;
             }
@@ -102,6 +121,16 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
+        Command::Commit(arguments) => {
+            let layer = offline::commit(&arguments)?;
+            let written = WrittenLayer::describe(layer)?;
+            writeln!(
+                std::io::stdout(),
+                "{}",
+                serde_json::to_string_pretty(&written)?
+            )?;
+        }
+        Command::Config(arguments) => offline::write_config(&arguments)?,
         Command::Version => {
             writeln!(std::io::stdout(), "blockd {}", env!("CARGO_PKG_VERSION"))?;
         }

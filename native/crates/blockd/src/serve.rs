@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Context};
 use fuser::{BackgroundSession, Config, Session, SessionACL};
+use lsmt::Opener;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::watch;
@@ -40,6 +41,8 @@ pub struct ServeOptions {
     pub mount: PathBuf,
     /// Threads that serve file requests.
     pub threads: usize,
+    /// Memory for decompressed blocks of all layers together.
+    pub cache_bytes: u64,
 }
 
 /// Runs the daemon until a signal or a request ends it.
@@ -53,7 +56,7 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<()> {
     }
     let mount = prepare_mount(&options.mount)?;
     check_socket(&options.socket)?;
-    let registry = Arc::new(Registry::new(&mount));
+    let registry = Arc::new(Registry::new(&mount, Opener::new(options.cache_bytes)));
     let session = start_session(&mount, registry.clone(), options.threads)?;
     registry.set_notifier(session.notifier());
     let result = serve_api(&options.socket, &mount, registry.clone());

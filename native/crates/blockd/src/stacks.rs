@@ -14,13 +14,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fuser::{INodeNo, Notifier};
-use lsmt::{RoLayer, Stack, StackError, StackSpec};
+use lsmt::{Opener, RoLayer, Stack, StackError, StackSpec};
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::error::{ApiError, Code};
 use crate::api::models::{
     CacheMode, Layer, OpenStack, Owner, ReplaceLayers, SealStack, Sealed, StackInfo, Upper,
 };
+use crate::config::{self, ImageConfig};
 
 /// Longest name of a stack.
 const MAX_ID_BYTES: usize = 128;
@@ -82,6 +83,7 @@ struct Tables {
 /// All open stacks of the daemon.
 pub struct Registry {
     mount: PathBuf,
+    opener: Opener,
     tables: RwLock<Tables>,
     id_locks: Mutex<HashMap<String, Arc<Mutex<()>>>>,
     next_inode: AtomicU64,
@@ -90,14 +92,20 @@ pub struct Registry {
 
 impl Registry {
     /// An empty registry whose stacks appear under `mount`.
-    pub fn new(mount: &Path) -> Registry {
+    pub fn new(mount: &Path, opener: Opener) -> Registry {
         Registry {
             mount: mount.to_owned(),
+            opener,
             tables: RwLock::default(),
             id_locks: Mutex::default(),
             next_inode: AtomicU64::new(FIRST_INODE),
             notifier: OnceLock::new(),
         }
+    }
+
+    /// What opens the files of layers, for all stacks.
+    pub fn opener(&self) -> &Opener {
+        &self.opener
     }
 
     /// Where stacks appear.
@@ -156,8 +164,17 @@ impl Registry {
 
     /// Opens a stack under a name, or confirms that it is open exactly so.
     pub fn open(&self, id: &str, request: &OpenStack) -> Result<StackInfo, ApiError> {
-        check_request(id, request)?;
-        self.with_id(id, || self.open_alone(id, request))
+        let Some(path) = &request.config else {
+            check_request(id, request)?;
+            return self.with_id(id, || self.open_alone(id, request));
+        };
+        let (request, result_file) = from_config(path, request)?;
+        let opened = self.open(id, &request);
+        if let Some(path) = &result_file {
+            let failure = opened.as_ref().err().map(ApiError::message);
+            config::write_result(path, failure)?;
+        }
+        opened
     }
 
     fn open_alone(&self, id: &str, request: &OpenStack) -> Result<StackInfo, ApiError> {
@@ -172,11 +189,12 @@ impl Registry {
                 "close some stacks first",
             ));
         }
-        let stack = Stack::open(&StackSpec {
+        let spec = StackSpec {
             lowers: request.lowers.clone(),
             upper: request.upper.as_ref().map(Into::into),
             virtual_size_bytes: request.virtual_size_bytes,
-        })?;
+        };
+        let stack = Stack::open(&self.opener, &spec)?;
         if stack.dropped_bytes() > 0 {
             let bytes = stack.dropped_bytes();
             tracing::warn!(id, bytes, "recovery cut unflushed records off the upper");
@@ -241,7 +259,7 @@ impl Registry {
             return Err(ApiError::new(Code::Conflict, message, hint));
         };
         Ok(Sealed {
-            layer: describe_layer(top)?,
+            layer: describe_layer(&self.opener, top)?,
             stack: self.describe(&entry),
         })
     }
@@ -365,6 +383,27 @@ fn cache_of(request: &OpenStack) -> CacheMode {
     }
 }
 
+/// The same request with the layers that a config names, and where the config
+/// wants the outcome.
+fn from_config(path: &Path, request: &OpenStack) -> Result<(OpenStack, Option<PathBuf>), ApiError> {
+    check_absolute(path)?;
+    if !request.lowers.is_empty() || request.upper.is_some() {
+        let message = "a request with a config cannot name layers besides";
+        return Err(ApiError::invalid(message, "leave lowers and upper out"));
+    }
+    let resolved = ImageConfig::read(path)?.resolve(path)?;
+    let named = OpenStack {
+        config: None,
+        lowers: resolved.paths(),
+        upper: resolved.upper.map(|upper| Upper {
+            data: upper.data,
+            index: upper.index,
+        }),
+        ..request.clone()
+    };
+    Ok((named, resolved.result_file))
+}
+
 fn check_request(id: &str, request: &OpenStack) -> Result<(), ApiError> {
     let is_allowed =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
@@ -395,8 +434,8 @@ pub fn check_absolute(path: &Path) -> Result<(), ApiError> {
     Err(ApiError::invalid(message, "give the path from the root"))
 }
 
-fn describe_layer(path: &Path) -> Result<Layer, ApiError> {
-    let (layer, entries) = RoLayer::open(path).map_err(StackError::from)?;
+fn describe_layer(opener: &Opener, path: &Path) -> Result<Layer, ApiError> {
+    let (layer, entries) = RoLayer::open(opener, path).map_err(StackError::from)?;
     let data = entries.iter().filter(|segment| !segment.is_zeroed());
     let sectors: u64 = data.map(|segment| segment.length()).sum();
     Ok(Layer {

@@ -1,8 +1,9 @@
 //! Where a layer's bytes come from.
 //!
-//! [`Blob`] is the seam between the LSMT reader and its storage: a plain file
-//! today, a decompressing or remote reader tomorrow. A blob is immutable while
-//! it is open. [`open`] picks the reader by the first bytes of the file.
+//! [`Blob`] is the seam between the LSMT reader and its storage: a plain file, a
+//! part of one, the content of a compressed one, or a remote reader. A blob is
+//! immutable while it is open. [`Opener`] picks the readers by the first bytes of
+//! the file: tar around ZFile around LSMT, the outer two as they are there.
 
 use std::fs::File;
 use std::io;
@@ -12,18 +13,26 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::block_cache::{BlockCache, FileKey};
+use crate::tar_wrapper::{self, TarError};
+use crate::zfile::codec::Decoders;
+use crate::zfile::{self, ZFileBlob, ZFileError};
+
+/// Bytes that tell the kind of a file.
+const START_BYTES: u64 = 512;
+
 /// Why a file could not be used as a blob.
 #[derive(Debug, Error)]
 pub enum BlobError {
     /// The operating system refused.
     #[error("cannot open: {0}")]
     Io(#[from] io::Error),
-    /// A wrapper this crate does not read.
-    #[error("{kind} layers cannot be read directly; convert the layer to raw LSMT first")]
-    Unsupported {
-        /// Name of the wrapper format.
-        kind: &'static str,
-    },
+    /// The compressed wrapper is damaged or of an unknown kind.
+    #[error("ZFile: {0}")]
+    ZFile(#[from] ZFileError),
+    /// The tar wrapper is damaged.
+    #[error("{0}")]
+    Tar(#[from] TarError),
 }
 
 /// Random access to immutable bytes; reads may run at the same time.
@@ -34,6 +43,12 @@ pub trait Blob: Send + Sync {
     /// Fills `buffer` from byte `offset`. A short blob is an `UnexpectedEof`
     /// error, never a silently short read.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// What was just read there proved wrong. A blob that reads from copies drops
+    /// them and returns true: reading again may give other bytes.
+    fn distrust(&self, _offset: u64, _length_bytes: u64) -> bool {
+        false
+    }
 }
 
 /// A blob that is a plain file.
@@ -66,26 +81,115 @@ impl Blob for FileBlob {
     }
 }
 
-/// Opens `path` as the blob of a layer.
-pub fn open(path: &Path) -> Result<Arc<dyn Blob>, BlobError> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(BlobError::Io(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        )));
+/// A part of another blob. Nothing outside of it can be read.
+pub struct Window {
+    inner: Arc<dyn Blob>,
+    offset: u64,
+    size_bytes: u64,
+}
+
+impl Blob for Window {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
     }
-    let blob = FileBlob::new(file)?;
-    let mut start = [0; 512];
-    let length = blob.size_bytes().min(512) as usize;
-    blob.read_exact_at(&mut start[..length], 0)?;
-    if start.starts_with(b"ZFile\0\x01\0") {
-        return Err(BlobError::Unsupported { kind: "ZFile" });
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.checked_add(buffer.len() as u64);
+        if end.is_none_or(|end| end > self.size_bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.inner.read_exact_at(buffer, self.offset + offset)
     }
-    if &start[257..262] == b"ustar" {
-        return Err(BlobError::Unsupported {
-            kind: "tar-wrapped",
-        });
+
+    fn distrust(&self, offset: u64, length_bytes: u64) -> bool {
+        self.inner.distrust(self.offset + offset, length_bytes)
     }
-    Ok(Arc::new(blob))
+}
+
+/// What lies around the bytes of a layer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wrapping {
+    /// The layer is the content of a tar archive's file, which starts here.
+    pub tar_offset: Option<u64>,
+    /// The layer is compressed.
+    pub zfile: Option<zfile::format::Head>,
+}
+
+/// Opens the files of layers. Clones share one cache of decompressed blocks.
+#[derive(Clone, Default)]
+pub struct Opener {
+    cache: Arc<BlockCache>,
+    decoders: Arc<Decoders>,
+}
+
+impl Opener {
+    /// An opener whose files share a cache of `cache_bytes`.
+    pub fn new(cache_bytes: u64) -> Opener {
+        Opener {
+            cache: Arc::new(BlockCache::new(cache_bytes)),
+            decoders: Arc::default(),
+        }
+    }
+
+    /// The shared cache.
+    pub fn cache(&self) -> &BlockCache {
+        &self.cache
+    }
+
+    /// Opens a local file.
+    pub fn open(&self, path: &Path) -> Result<(Arc<dyn Blob>, Wrapping), BlobError> {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            let message = "not a regular file";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message).into());
+        }
+        let key = FileKey::of(&metadata);
+        self.unwrap(Arc::new(FileBlob::new(file)?), key)
+    }
+
+    /// Takes the wrappers off any blob. `key` stands for its bytes in the cache
+    /// (see [`BlockCache::fresh_key`]).
+    pub fn unwrap(
+        &self,
+        blob: Arc<dyn Blob>,
+        key: FileKey,
+    ) -> Result<(Arc<dyn Blob>, Wrapping), BlobError> {
+        match self.unwrap_once(&blob, key) {
+            // A copy that went bad must not keep the layer from opening for good.
+            Err(_) if blob.distrust(0, blob.size_bytes()) => self.unwrap_once(&blob, key),
+            result => result,
+        }
+    }
+
+    fn unwrap_once(
+        &self,
+        blob: &Arc<dyn Blob>,
+        key: FileKey,
+    ) -> Result<(Arc<dyn Blob>, Wrapping), BlobError> {
+        let mut blob = blob.clone();
+        let mut wrapping = Wrapping::default();
+        let start = read_start(blob.as_ref())?;
+        if let Some((offset, size_bytes)) = tar_wrapper::payload(blob.as_ref(), &start)? {
+            wrapping.tar_offset = Some(offset);
+            blob = Arc::new(Window {
+                inner: blob,
+                offset,
+                size_bytes,
+            });
+        }
+        if zfile::is_zfile(&read_start(blob.as_ref())?) {
+            let (decoders, cache) = (self.decoders.clone(), self.cache.clone());
+            let zfile = ZFileBlob::open(blob, decoders, cache, key)?;
+            wrapping.zfile = Some(zfile.head().clone());
+            blob = Arc::new(zfile);
+        }
+        Ok((blob, wrapping))
+    }
+}
+
+fn read_start(blob: &dyn Blob) -> io::Result<Vec<u8>> {
+    let mut start = vec![0; blob.size_bytes().min(START_BYTES) as usize];
+    blob.read_exact_at(&mut start, 0)?;
+    Ok(start)
 }

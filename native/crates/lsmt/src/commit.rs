@@ -1,36 +1,59 @@
-//! Makes one sealed raw layer out of sealed layers or of a raw image.
+//! Makes one sealed layer out of sealed layers or of a raw image.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::format::{Segment, SECTOR_BYTES};
+use crate::format::{Segment, NIL_UUID, SECTOR_BYTES};
 use crate::layer::RoLayer;
 use crate::lowers::Lowers;
+use crate::sink::Encoding;
 use crate::stack::StackError;
 use crate::sys;
-use crate::writer::{LayerInfo, LayerWriter, WriteError};
+use crate::writer::{LayerInfo, LayerOptions, LayerWriter, WriteError};
 
 /// Bytes copied at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Granularity at which zeros of an imported image are left out.
 const IMPORT_BLOCK_BYTES: usize = 4096;
 
-/// Flattens sealed layers, bottom first, into one raw sealed layer.
+/// What a committed layer states about itself, how it is wrapped, and whether it
+/// is durable at once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CommitOptions {
+    /// Its identity; a random one when absent.
+    pub uuid: Option<String>,
+    /// Identity of the layer below; that of the bottom layer's when absent.
+    pub parent_uuid: Option<String>,
+    /// Free text, cut at 256 bytes.
+    pub user_tag: String,
+    /// Wrappers.
+    pub encoding: Encoding,
+    /// Whether content and name must be durable on return.
+    pub sync: bool,
+}
+
+/// Flattens layers into one sealed layer.
 ///
 /// Overwritten data disappears; zeroed ranges are kept, so the result may stand
-/// on top of the layers below the given ones. The output keeps the parent of
-/// the bottom layer.
-pub fn commit(lowers: &[PathBuf], output: &Path, sync: bool) -> Result<LayerInfo, StackError> {
-    let lowers = Lowers::open(lowers)?;
-    let parent_uuid = lowers
-        .layers()
-        .first()
-        .map_or(crate::format::NIL_UUID, |layer| {
-            layer.trailer().parent_uuid.as_str()
-        });
-    let mut writer = LayerWriter::create(output, lowers.virtual_size_bytes(), parent_uuid)?;
+/// on top of the layers below the given ones. The same layers and options with a
+/// given `uuid` make the same bytes, on one version of this program.
+pub fn commit(
+    lowers: &Lowers,
+    output: &Path,
+    options: &CommitOptions,
+) -> Result<LayerInfo, StackError> {
+    let bottom = lowers.layers().first();
+    let below = bottom.map_or(NIL_UUID, |layer| layer.trailer().parent_uuid.as_str());
+    let layer = LayerOptions {
+        virtual_size_bytes: lowers.virtual_size_bytes(),
+        uuid: options.uuid.clone(),
+        parent_uuid: options.parent_uuid.clone().unwrap_or(below.to_owned()),
+        user_tag: options.user_tag.clone(),
+        encoding: options.encoding,
+    };
+    let mut writer = LayerWriter::create(output, &layer)?;
     let mut buffer = vec![0; CHUNK_BYTES];
     for segment in lowers.index().segments() {
         if segment.is_zeroed() {
@@ -40,7 +63,7 @@ pub fn commit(lowers: &[PathBuf], output: &Path, sync: bool) -> Result<LayerInfo
             copy_segment(&mut writer, layer, segment, &mut buffer)?;
         }
     }
-    Ok(writer.finish(sync)?)
+    Ok(writer.finish(options.sync)?)
 }
 
 fn copy_segment(
@@ -96,8 +119,7 @@ pub fn import_raw(
             least_bytes: size_bytes,
         });
     }
-    let nil = crate::format::NIL_UUID;
-    let mut writer = LayerWriter::create(output, wanted_bytes, nil)?;
+    let mut writer = LayerWriter::create(output, &LayerOptions::new(wanted_bytes))?;
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut offset = 0;
     while let Some(data) = sys::seek_data(&file, offset).map_err(failed)? {

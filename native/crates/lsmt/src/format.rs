@@ -369,6 +369,12 @@ impl Block {
     }
 }
 
+/// An identity given by a person in any usual form, as this crate writes it.
+pub fn parse_uuid(text: &str) -> Option<String> {
+    let uuid = uuid::Uuid::try_parse(text).ok()?;
+    Some(uuid.hyphenated().to_string())
+}
+
 /// A fresh random identity.
 pub fn new_uuid() -> String {
     uuid::Uuid::new_v4().hyphenated().to_string()

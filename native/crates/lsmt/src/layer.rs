@@ -1,7 +1,7 @@
 //! A sealed layer: the trailer is checked, the whole index is loaded.
 //!
 //! Reads every sealed kind (committed, sealed append, sparse, hybrid): they
-//! differ in flags only. Invariant: the entries of a [`RoLayer`] are sorted,
+//! differ in flags only. What is wrapped around them the [`Opener`] takes off. Invariant: the entries of a [`RoLayer`] are sorted,
 //! disjoint, inside the virtual size, and point into the data part of the blob.
 
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::blob::{self, Blob, BlobError};
+use crate::blob::{Blob, BlobError, Opener, Wrapping};
 use crate::format::{
     flags, Block, FormatError, Segment, BLOCK_BYTES, ENTRY_BYTES, FIRST_DATA_SECTOR,
     INVALID_SECTOR, MAX_LAYER_ENTRIES, SECTOR_BYTES,
@@ -53,6 +53,7 @@ pub enum LayerError {
 pub struct RoLayer {
     path: PathBuf,
     blob: Arc<dyn Blob>,
+    wrapping: Wrapping,
     trailer: Block,
 }
 
@@ -61,15 +62,18 @@ impl RoLayer {
     ///
     /// The index is returned beside the layer, because a stack merges it and
     /// then needs it no more.
-    pub fn open(path: &Path) -> Result<(RoLayer, Vec<Segment>), LayerError> {
-        let blob = blob::open(path).map_err(|source| LayerError::Open {
+    pub fn open(opener: &Opener, path: &Path) -> Result<(RoLayer, Vec<Segment>), LayerError> {
+        let (blob, wrapping) = opener.open(path).map_err(|source| LayerError::Open {
             path: path.to_owned(),
             source,
         })?;
-        RoLayer::from_blob(path, blob)
+        let (mut layer, entries) = RoLayer::from_blob(path, blob)?;
+        layer.wrapping = wrapping;
+        Ok((layer, entries))
     }
 
-    /// Opens a layer over any blob; `path` is used in messages only.
+    /// Opens a layer over any blob without wrappers; `path` is used in messages
+    /// only.
     pub fn from_blob(
         path: &Path,
         blob: Arc<dyn Blob>,
@@ -79,6 +83,7 @@ impl RoLayer {
         let layer = RoLayer {
             path: path.to_owned(),
             blob,
+            wrapping: Wrapping::default(),
             trailer,
         };
         Ok((layer, entries))
@@ -89,6 +94,7 @@ impl RoLayer {
         RoLayer {
             path: path.to_owned(),
             blob,
+            wrapping: Wrapping::default(),
             trailer,
         }
     }
@@ -103,7 +109,12 @@ impl RoLayer {
         &self.trailer
     }
 
-    /// The bytes of the layer file.
+    /// What was taken off the file to get at the layer.
+    pub fn wrapping(&self) -> &Wrapping {
+        &self.wrapping
+    }
+
+    /// The bytes of the layer, without wrappers.
     pub fn blob(&self) -> &dyn Blob {
         self.blob.as_ref()
     }

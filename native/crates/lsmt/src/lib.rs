@@ -7,10 +7,12 @@
 //!
 //! What this crate owns:
 //! - the byte layout ([`format`]) and all checks of untrusted files;
-//! - sealed layers ([`RoLayer`]) over any [`Blob`];
+//! - sealed layers ([`RoLayer`]) over any [`Blob`], plain, compressed ([`zfile`])
+//!   or wrapped in a tar archive ([`tar_wrapper`]);
 //! - the append log upper ([`AppendUpper`]) and its crash rules;
 //! - the one merged index of all lowers ([`MergedIndex`]);
-//! - writing a sealed file in one pass ([`LayerWriter`], [`commit`]).
+//! - writing a sealed file in one pass ([`LayerWriter`], [`commit`]), wrapped as
+//!   asked for ([`Encoding`]).
 //!
 //! Invariants: no input file makes the crate allocate more than a fixed bound;
 //! a failed operation leaves no partial output and an unharmed stack; only one
@@ -18,23 +20,28 @@
 #![forbid(unsafe_code)]
 
 pub mod blob;
+pub mod block_cache;
 pub mod commit;
 pub mod extents;
 pub mod format;
 pub mod layer;
 pub mod lowers;
 pub mod merge;
+pub mod sink;
 pub mod stack;
 mod sys;
+pub mod tar_wrapper;
 pub mod upper;
 mod upper_log;
 pub mod writer;
+pub mod zfile;
 
-pub use blob::{Blob, BlobError, FileBlob};
-pub use commit::{commit, import_raw};
+pub use blob::{Blob, BlobError, FileBlob, Opener, Wrapping};
+pub use commit::{commit, import_raw, CommitOptions};
 pub use layer::{LayerError, RoLayer};
 pub use lowers::Lowers;
 pub use merge::MergedIndex;
+pub use sink::Encoding;
 pub use stack::{SealedUpper, Stack, StackError, StackSpec, UpperPaths};
 pub use upper::{AppendUpper, UpperError, UpperStats};
-pub use writer::{LayerInfo, LayerWriter, WriteError};
+pub use writer::{LayerInfo, LayerOptions, LayerWriter, WriteError};

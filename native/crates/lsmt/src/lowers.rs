@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::blob::Opener;
 use crate::format::{Segment, MAX_LAYERS, NIL_UUID, SECTOR_BYTES};
 use crate::layer::RoLayer;
 use crate::merge::{MergedIndex, MAX_MERGED_ENTRIES};
@@ -15,7 +16,7 @@ pub struct Lowers {
 
 impl Lowers {
     /// Opens layers, bottom first.
-    pub fn open(paths: &[PathBuf]) -> Result<Lowers, StackError> {
+    pub fn open(opener: &Opener, paths: &[PathBuf]) -> Result<Lowers, StackError> {
         if paths.len() > MAX_LAYERS {
             let count = paths.len();
             return Err(StackError::TooManyLayers { count });
@@ -24,7 +25,7 @@ impl Lowers {
         let mut indexes = Vec::with_capacity(paths.len());
         let mut entries = 0;
         for path in paths {
-            let (layer, index) = RoLayer::open(path)?;
+            let (layer, index) = RoLayer::open(opener, path)?;
             entries += index.len();
             if entries > MAX_MERGED_ENTRIES {
                 return Err(StackError::TooManyEntries { entries });

@@ -99,6 +99,7 @@ fn overlay(top: &[Segment], bottom: &[Segment]) -> Vec<Segment> {
         gap_start = segment.end();
     }
     fill(&mut merged, gap_start, u64::MAX);
+    merged.shrink_to_fit();
     merged
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 use thiserror::Error;
 
-use crate::blob::FileBlob;
+use crate::blob::{FileBlob, Opener};
 use crate::format::{MAX_LAYERS, SECTOR_BYTES};
 use crate::layer::LayerError;
 use crate::lowers::{Lowers, Target};
@@ -222,6 +222,7 @@ impl State {
 
 /// An open stack. All methods may be called from several threads.
 pub struct Stack {
+    opener: Opener,
     virtual_size_bytes: u64,
     state: RwLock<State>,
     /// Held alone by writes that read a sector first, shared by all others.
@@ -233,8 +234,8 @@ pub struct Stack {
 impl Stack {
     /// Opens lowers and upper. A new upper is created for the given size; an
     /// existing one must have been made for it.
-    pub fn open(spec: &StackSpec) -> Result<Stack, StackError> {
-        let lowers = Lowers::open(&spec.lowers)?;
+    pub fn open(opener: &Opener, spec: &StackSpec) -> Result<Stack, StackError> {
+        let lowers = Lowers::open(opener, &spec.lowers)?;
         let below_bytes = lowers.virtual_size_bytes();
         if let Some(wanted_bytes) = spec.virtual_size_bytes {
             let least_bytes = below_bytes;
@@ -273,6 +274,7 @@ impl Stack {
         }
         let lowers = Arc::new(lowers);
         Ok(Stack {
+            opener: opener.clone(),
             virtual_size_bytes,
             state: RwLock::new(State { lowers, upper }),
             sector_writes: RwLock::new(()),
@@ -284,6 +286,7 @@ impl Stack {
     pub fn from_lowers(lowers: Lowers, virtual_size_bytes: u64) -> Stack {
         let lowers = Arc::new(lowers);
         Stack {
+            opener: Opener::default(),
             virtual_size_bytes,
             state: RwLock::new(State {
                 lowers,
@@ -491,7 +494,7 @@ impl Stack {
                 path: merged.to_owned(),
                 source,
             })?;
-        let after = Lowers::open(&paths)?;
+        let after = Lowers::open(&self.opener, &paths)?;
         let (replacement_bytes, layers_bytes) =
             (after.virtual_size_bytes(), before.virtual_size_bytes());
         if replacement_bytes != layers_bytes {

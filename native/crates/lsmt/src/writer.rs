@@ -1,4 +1,4 @@
-//! Writes one sealed raw layer in a single pass (spec 1.4).
+//! Writes one sealed layer in a single pass (spec 1.4), wrapped as asked for.
 //!
 //! Invariants: ranges are given in disk order; the output appears under its
 //! final name only when it is complete; a writer dropped before
@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -14,8 +13,9 @@ use thiserror::Error;
 use crate::extents::join;
 use crate::format::{
     encode_entries, flags, new_uuid, Block, Segment, BLOCK_BYTES, ENTRY_BYTES, FIRST_DATA_SECTOR,
-    INVALID_SECTOR, MAX_ENTRY_SECTORS, MAX_LAYER_ENTRIES, SECTOR_BYTES,
+    INVALID_SECTOR, MAX_ENTRY_SECTORS, MAX_LAYER_ENTRIES, NIL_UUID, SECTOR_BYTES,
 };
+use crate::sink::{Encoding, Sink};
 use crate::sys;
 
 /// Small appends are gathered to writes of this size.
@@ -65,15 +65,43 @@ pub struct LayerInfo {
     pub uuid: String,
 }
 
+/// What a new layer states about itself, and what is wrapped around it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerOptions {
+    /// Size of the virtual disk.
+    pub virtual_size_bytes: u64,
+    /// Its identity; a random one when absent.
+    pub uuid: Option<String>,
+    /// Identity of the layer below.
+    pub parent_uuid: String,
+    /// Free text, cut at 256 bytes.
+    pub user_tag: String,
+    /// Wrappers.
+    pub encoding: Encoding,
+}
+
+impl LayerOptions {
+    /// A plain layer for a disk of that size, with nothing said about what is below.
+    pub fn new(virtual_size_bytes: u64) -> LayerOptions {
+        LayerOptions {
+            virtual_size_bytes,
+            uuid: None,
+            parent_uuid: NIL_UUID.to_owned(),
+            user_tag: String::new(),
+            encoding: Encoding::default(),
+        }
+    }
+}
+
 /// A layer being written to `<output>.tmp`.
 pub struct LayerWriter {
     output: PathBuf,
     temporary: PathBuf,
-    file: File,
+    sink: Sink,
     header: Block,
     entries: Vec<Segment>,
     buffer: Vec<u8>,
-    /// Bytes of the file already written; the buffer follows them.
+    /// Bytes of the layer already written; the buffer follows them.
     written_bytes: u64,
     is_finished: bool,
 }
@@ -81,11 +109,7 @@ pub struct LayerWriter {
 impl LayerWriter {
     /// Starts a layer. An older temporary file of the same name is overwritten;
     /// the output itself is replaced at the end only.
-    pub fn create(
-        output: &Path,
-        virtual_size_bytes: u64,
-        parent_uuid: &str,
-    ) -> Result<LayerWriter, WriteError> {
+    pub fn create(output: &Path, options: &LayerOptions) -> Result<LayerWriter, WriteError> {
         let mut name = output.as_os_str().to_owned();
         name.push(".tmp");
         let temporary = PathBuf::from(name);
@@ -98,15 +122,15 @@ impl LayerWriter {
             flags: flags::HEADER | flags::DATA | flags::SEALED,
             index_offset: 0,
             index_size: 0,
-            virtual_size_bytes,
-            uuid: new_uuid(),
-            parent_uuid: parent_uuid.to_owned(),
-            user_tag: String::new(),
+            virtual_size_bytes: options.virtual_size_bytes,
+            uuid: options.uuid.clone().unwrap_or_else(new_uuid),
+            parent_uuid: options.parent_uuid.clone(),
+            user_tag: options.user_tag.clone(),
         };
         Ok(LayerWriter {
             output: output.to_owned(),
             temporary,
-            file,
+            sink: Sink::new(file, &options.encoding),
             buffer: header.encode().to_vec(),
             header,
             entries: Vec::new(),
@@ -196,10 +220,8 @@ impl LayerWriter {
         self.write_buffer()?;
         self.write(&index)?;
         self.write(&trailer.encode())?;
-        if sync {
-            let synced = self.file.sync_all();
-            synced.map_err(|source| self.io_error("flush", source))?;
-        }
+        let finished = self.sink.finish(sync);
+        let size_bytes = finished.map_err(|source| self.io_error("flush", source))?;
         std::fs::rename(&self.temporary, &self.output)
             .map_err(|source| self.io_error("rename", source))?;
         self.is_finished = true;
@@ -208,7 +230,7 @@ impl LayerWriter {
         }
         Ok(LayerInfo {
             path: self.output.clone(),
-            size_bytes: self.written_bytes,
+            size_bytes,
             virtual_size_bytes: self.header.virtual_size_bytes,
             stored_bytes,
             uuid: self.header.uuid.clone(),
@@ -224,7 +246,7 @@ impl LayerWriter {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        let written = self.file.write_all_at(bytes, self.written_bytes);
+        let written = self.sink.append(bytes);
         written.map_err(|source| self.io_error("write", source))?;
         self.written_bytes += bytes.len() as u64;
         Ok(())

@@ -11,7 +11,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lsmt::format::{Segment, BLOCK_BYTES, ENTRY_BYTES};
-use lsmt::{AppendUpper, Stack, StackError, StackSpec, UpperError, UpperPaths};
+use lsmt::{
+    AppendUpper, CommitOptions, Lowers, Opener, Stack, StackError, StackSpec, UpperError,
+    UpperPaths,
+};
 
 const DISK_BYTES: u64 = 64 << 20;
 
@@ -23,11 +26,14 @@ fn paths(folder: &Path, name: &str) -> UpperPaths {
 }
 
 fn open(upper: &UpperPaths) -> Result<Stack, StackError> {
-    Stack::open(&StackSpec {
-        lowers: Vec::new(),
-        upper: Some(upper.clone()),
-        virtual_size_bytes: Some(DISK_BYTES),
-    })
+    Stack::open(
+        &Opener::default(),
+        &StackSpec {
+            lowers: Vec::new(),
+            upper: Some(upper.clone()),
+            virtual_size_bytes: Some(DISK_BYTES),
+        },
+    )
 }
 
 fn read(stack: &Stack, offset: u64, length: usize) -> Vec<u8> {
@@ -183,7 +189,7 @@ fn a_seal_cuts_garbage_off() {
     stack.write_at(&[1; 4096], 0).unwrap();
     truncate(&upper.data, size(&upper.data) + (1 << 20));
     stack.seal(&paths(folder.path(), "v"), true).unwrap();
-    let (_, entries) = lsmt::RoLayer::open(&upper.data).unwrap();
+    let (_, entries) = lsmt::RoLayer::open(&Opener::default(), &upper.data).unwrap();
     assert_eq!(entries.len(), 1);
 }
 
@@ -314,7 +320,8 @@ fn long_ranges_are_split_and_joined_right() {
     stack.seal(&paths(folder.path(), "v"), false).unwrap();
     assert_eq!(read(&stack, 1536, long.len()), expected);
     let flat = folder.path().join("flat");
-    let layer = lsmt::commit(&stack.lower_paths(), &flat, false).unwrap();
+    let lowers = Lowers::open(&Opener::default(), &stack.lower_paths()).unwrap();
+    let layer = lsmt::commit(&lowers, &flat, &CommitOptions::default()).unwrap();
     assert_eq!(layer.stored_bytes, 10 << 20);
 }
 

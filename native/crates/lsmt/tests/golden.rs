@@ -8,10 +8,13 @@
     reason = "a test fails by panicking"
 )]
 
+mod common;
+
 use std::path::{Path, PathBuf};
 
 use lsmt::lowers::Lowers;
-use lsmt::{AppendUpper, RoLayer, Stack, StackSpec, UpperPaths};
+use lsmt::zfile::Algorithm;
+use lsmt::{AppendUpper, Opener, RoLayer, Stack, StackSpec, UpperPaths};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -72,17 +75,17 @@ impl Golden {
         self.manifest["virtual_size"].as_u64().unwrap() as usize
     }
 
-    /// Layers stored as plain LSMT, with their operations, bottom first.
-    fn raw_layers(&self) -> Vec<(PathBuf, &Value)> {
+    /// All layers with their operations, bottom first.
+    fn layers(&self) -> Vec<(PathBuf, &Value)> {
         let layers = self.manifest["layers"].as_array().unwrap().iter();
-        let raw = layers.filter(|layer| layer["file"].as_str().unwrap().ends_with(".lsmt"));
-        raw.map(|layer| {
-            (
-                self.folder.join(layer["file"].as_str().unwrap()),
-                &layer["ops"],
-            )
-        })
-        .collect()
+        let place = |layer: &Value| self.folder.join(layer["file"].as_str().unwrap());
+        layers.map(|layer| (place(layer), &layer["ops"])).collect()
+    }
+
+    /// The digest of the flat image of the lowest layers, by the reference.
+    fn flat_sha256(&self, depth: usize) -> &str {
+        let top = &self.manifest["layers"][depth - 1];
+        top["flat_sha256_through_here"].as_str().unwrap()
     }
 
     fn upper(&self) -> (PathBuf, PathBuf, &Value) {
@@ -98,50 +101,92 @@ fn flat_bytes(stack: &Stack) -> Vec<u8> {
     bytes
 }
 
-/// The reference's own digest, so that the expected images are not only ours.
-#[test]
-fn the_first_layer_has_the_reference_digest() {
-    let Some(golden) = Golden::open() else { return };
-    let first = &golden.manifest["layers"][0];
-    let path = golden.folder.join(first["file"].as_str().unwrap());
-    let lowers = Lowers::open(&[path]).unwrap();
-    let flat = flat_bytes(&Stack::from_lowers(lowers, golden.size() as u64));
-    let digest: String = Sha256::digest(flat)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    assert_eq!(digest, first["flat_sha256_through_here"].as_str().unwrap());
+fn sha256(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Against the reference's own digests, so that what is expected is not only ours.
 #[test]
-fn every_raw_layer_reads_alone() {
+fn the_stack_reads_right_at_every_depth() {
     let Some(golden) = Golden::open() else { return };
-    let layers = golden.raw_layers();
-    assert_eq!(layers.len(), 4, "raw, sealed append, sparse and hybrid");
-    for (path, operations) in layers {
-        let mut expected = vec![0; golden.size()];
-        apply(&mut expected, operations);
-        let lowers = Lowers::open(std::slice::from_ref(&path)).unwrap();
+    let paths: Vec<PathBuf> = golden.layers().into_iter().map(|(path, _)| path).collect();
+    assert_eq!(paths.len(), 7);
+    for depth in 1..=paths.len() {
+        let lowers = Lowers::open(&Opener::default(), &paths[..depth]).unwrap();
         let stack = Stack::from_lowers(lowers, golden.size() as u64);
-        assert_eq!(flat_bytes(&stack), expected, "{}", path.display());
+        assert_eq!(
+            sha256(&flat_bytes(&stack)),
+            golden.flat_sha256(depth),
+            "{depth} layers"
+        );
     }
 }
 
 #[test]
-fn the_upper_reads_over_the_raw_layers() {
+fn every_layer_reads_alone_in_pieces_of_any_size() {
+    let Some(golden) = Golden::open() else { return };
+    for (path, operations) in golden.layers() {
+        let mut expected = vec![0; golden.size()];
+        apply(&mut expected, operations);
+        // One cache that holds everything, one that holds next to nothing.
+        for cache_bytes in [64 << 20, 5000] {
+            let opener = Opener::new(cache_bytes);
+            let lowers = Lowers::open(&opener, std::slice::from_ref(&path)).unwrap();
+            let stack = Stack::from_lowers(lowers, golden.size() as u64);
+            assert_eq!(flat_bytes(&stack), expected, "{}", path.display());
+            for size in [512, 4096, 5000, 70_001] {
+                let mut bytes = vec![0; size];
+                for at in (0..expected.len() - size).step_by(7919) {
+                    stack.read_at(&mut bytes, at as u64).unwrap();
+                    assert!(bytes == expected[at..at + size], "{}", path.display());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_wrapped_around_a_layer_is_told() {
+    let Some(golden) = Golden::open() else { return };
+    let found: Vec<_> = (golden.layers().into_iter().take(5))
+        .map(|(path, _)| {
+            let (layer, _) = RoLayer::open(&Opener::default(), &path).unwrap();
+            let wrapping = layer.wrapping().clone();
+            let zfile = wrapping.zfile;
+            let zfile = zfile.map(|head| (head.algorithm, head.block_bytes, head.verify));
+            (wrapping.tar_offset, zfile)
+        })
+        .collect();
+    let lz4 = Some((Algorithm::Lz4, 4096, true));
+    let expected = vec![
+        (None, None),
+        (None, lz4),
+        (None, Some((Algorithm::Zstd, 16_384, true))),
+        (Some(1536), lz4),
+        (None, None),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn the_upper_reads_over_the_layers() {
     let Some(golden) = Golden::open() else { return };
     let mut expected = vec![0; golden.size()];
     let mut layers = Vec::new();
-    for (path, operations) in golden.raw_layers() {
+    for (path, operations) in golden.layers() {
         apply(&mut expected, operations);
-        layers.push(RoLayer::open(&path).unwrap());
+        layers.push(RoLayer::open(&Opener::default(), &path).unwrap());
     }
     let (data, index, operations) = golden.upper();
     apply(&mut expected, operations);
     layers.push(AppendUpper::open_read_only(&data, &index).unwrap());
     let lowers = Lowers::from_layers(layers).unwrap();
     let stack = Stack::from_lowers(lowers, golden.size() as u64);
-    assert_eq!(flat_bytes(&stack), expected);
+    let flat = flat_bytes(&stack);
+    assert_eq!(flat, expected);
+    let stated = &golden.manifest["upper"]["flat_sha256"];
+    assert_eq!(sha256(&flat), stated.as_str().unwrap());
     assert_eq!(AppendUpper::check(&data, &index).unwrap(), 0);
 }
 
@@ -161,7 +206,7 @@ fn a_reference_upper_goes_on_under_our_writes_and_seals() {
     };
     let mut expected = vec![0; golden.size()];
     let mut lowers = Vec::new();
-    for (path, operations) in golden.raw_layers() {
+    for (path, operations) in golden.layers() {
         apply(&mut expected, operations);
         lowers.push(path);
     }
@@ -171,7 +216,7 @@ fn a_reference_upper_goes_on_under_our_writes_and_seals() {
         upper: Some(upper),
         virtual_size_bytes: None,
     };
-    let stack = Stack::open(&spec).unwrap();
+    let stack = Stack::open(&Opener::default(), &spec).unwrap();
     stack.write_at(&fill(99, 5000), 3333).unwrap();
     expected[3333..8333].copy_from_slice(&fill(99, 5000));
     assert_eq!(flat_bytes(&stack), expected);
@@ -182,21 +227,9 @@ fn a_reference_upper_goes_on_under_our_writes_and_seals() {
     let sealed = stack.seal(&fresh, true).unwrap();
     assert_eq!(flat_bytes(&stack), expected);
     let output = folder.path().join("flat");
-    lsmt::commit(&stack.lower_paths(), &output, true).unwrap();
-    let lowers = Lowers::open(std::slice::from_ref(&output)).unwrap();
+    common::commit(&stack.lower_paths(), &output, common::encodings()[3]);
+    let lowers = Lowers::open(&Opener::default(), std::slice::from_ref(&output)).unwrap();
     let flat = Stack::from_lowers(lowers, golden.size() as u64);
     assert_eq!(flat_bytes(&flat), expected);
     assert_eq!(sealed.path, folder.path().join("data"));
-}
-
-#[test]
-fn wrapped_layers_are_named_as_unsupported() {
-    let Some(golden) = Golden::open() else { return };
-    for (file, kind) in [
-        ("01-lz4-4k.zfile", "ZFile"),
-        ("03-lz4-4k.tar", "tar-wrapped"),
-    ] {
-        let error = RoLayer::open(&golden.folder.join(file)).err().unwrap();
-        assert!(error.to_string().contains(kind), "{error}");
-    }
 }

@@ -5,14 +5,16 @@
     reason = "a test fails by panicking"
 )]
 
-use std::io;
+mod common;
+
 use std::path::Path;
 use std::sync::Arc;
 
+use common::Memory;
 use lsmt::format::{
     encode_entries, flags, new_uuid, Block, Segment, BLOCK_BYTES, MAX_LAYER_ENTRIES, NIL_UUID,
 };
-use lsmt::{Blob, RoLayer};
+use lsmt::{Opener, RoLayer};
 
 const DATA_SECTORS: u64 = 16;
 
@@ -54,22 +56,6 @@ impl Draft {
         bytes.extend_from_slice(&encode_entries(&self.entries));
         bytes.extend_from_slice(&self.trailer.encode());
         bytes
-    }
-}
-
-struct Memory(Vec<u8>);
-
-impl Blob for Memory {
-    fn size_bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let start = usize::try_from(offset).map_err(io::Error::other)?;
-        let end = start.checked_add(buffer.len());
-        let bytes = end.and_then(|end| self.0.get(start..end));
-        buffer.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
     }
 }
 
@@ -184,7 +170,7 @@ fn short_and_foreign_files_are_refused() {
     let mut version = whole.clone();
     version[132] = 2;
     assert!(open(&version).unwrap_err().contains("version 2.1"));
-    assert!(RoLayer::open(Path::new("/")).is_err());
+    assert!(RoLayer::open(&Opener::default(), Path::new("/")).is_err());
 }
 
 /// Any single flipped byte either opens or fails; it never panics, and what

@@ -8,9 +8,11 @@
     reason = "a test fails by panicking"
 )]
 
+mod common;
+
 use std::path::PathBuf;
 
-use lsmt::{Stack, StackSpec, UpperPaths};
+use lsmt::{Opener, Stack, StackSpec, UpperPaths};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -134,7 +136,7 @@ impl Harness {
     }
 
     fn open(&mut self) {
-        self.stack = Some(Stack::open(&self.spec).unwrap());
+        self.stack = Some(Stack::open(&Opener::default(), &self.spec).unwrap());
     }
 
     fn stack(&self) -> &Stack {
@@ -189,13 +191,15 @@ impl Harness {
         self.durable.clone_from(&self.now);
     }
 
-    /// Compacts all lowers into one layer and reopens over it.
+    /// Compacts all lowers into one layer, wrapped in one way or another, and reopens over it.
     fn flatten(&mut self) {
         if self.spec.lowers.is_empty() {
             return;
         }
         let output = self.path("flat");
-        lsmt::commit(&self.spec.lowers, &output, false).unwrap();
+        let encodings = common::encodings();
+        let encoding = encodings[self.generation % encodings.len()];
+        common::commit(&self.spec.lowers, &output, encoding);
         self.stack().flush().unwrap();
         self.durable.clone_from(&self.now);
         self.stack = None;

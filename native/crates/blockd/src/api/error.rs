@@ -8,6 +8,8 @@ use axum::response::{IntoResponse, Response};
 use lsmt::{BlobError, LayerError, StackError, UpperError, WriteError};
 use serde::Serialize;
 
+use crate::config::ConfigError;
+
 /// Stable names of causes; callers decide by these, never by the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -60,6 +62,11 @@ impl ApiError {
         }
     }
 
+    /// What went wrong.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// A fault in the request.
     pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> ApiError {
         ApiError::new(Code::InvalidInput, message, hint)
@@ -102,6 +109,16 @@ impl From<StackError> for ApiError {
     }
 }
 
+impl From<ConfigError> for ApiError {
+    fn from(error: ConfigError) -> ApiError {
+        let code = match io_cause(&error) {
+            Some(cause) if is_storage_full(cause) => Code::StorageFull,
+            _ => Code::InvalidInput,
+        };
+        ApiError::new(code, error.to_string(), hint_of(code))
+    }
+}
+
 fn hint_of(code: Code) -> &'static str {
     match code {
         Code::NotFound => "check the name",
@@ -121,15 +138,16 @@ pub fn code_of(error: &StackError) -> Code {
         return match cause.kind() {
             _ if is_storage_full(cause) => Code::StorageFull,
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => Code::InvalidInput,
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Code::Corrupt,
             _ => Code::Io,
         };
     }
     match error {
         StackError::Layer(LayerError::Format { .. }) => Code::Corrupt,
         StackError::Layer(LayerError::Open {
-            source: BlobError::Unsupported { .. },
+            source: BlobError::ZFile(_) | BlobError::Tar(_),
             ..
-        }) => Code::InvalidInput,
+        }) => Code::Corrupt,
         StackError::Upper(upper) => match upper {
             UpperError::Busy { .. } => Code::Busy,
             UpperError::Sealed { .. } | UpperError::Incomplete { .. } => Code::Conflict,

@@ -19,12 +19,14 @@ use axum::http::{header, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::Router;
+use lsmt::format::parse_uuid;
+use lsmt::lowers::Lowers;
+use lsmt::{CommitOptions, Encoding};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::capture::maps::FileIdentity;
 use crate::capture::{self, CaptureError};
-use crate::layers;
 use crate::stacks::{check_absolute, Registry};
 use body::WholeBody;
 use error::{ApiError, Code};
@@ -309,26 +311,43 @@ async fn commit_layers(State(app): Shared, body: WholeBody) -> Result<impl IntoR
                 "list at least one layer in lowers",
             ));
         }
+        let options = commit_options(&request)?;
         let _claim = app.outputs.claim(&request.output)?;
-        written(lsmt::commit(
-            &request.lowers,
-            &request.output,
-            request.sync,
-        )?)
+        let lowers = Lowers::open(app.registry.opener(), &request.lowers)?;
+        written(lsmt::commit(&lowers, &request.output, &options)?)
     })
     .await
 }
 
-fn written(layer: lsmt::LayerInfo) -> Result<WrittenLayer, ApiError> {
-    let sha256 = layers::sha256_hex(&layer.path)
-        .map_err(|error| ApiError::io(&format!("cannot read {}", layer.path.display()), &error))?;
-    Ok(WrittenLayer {
-        output: layer.path,
-        size_bytes: layer.size_bytes,
-        virtual_size_bytes: layer.virtual_size_bytes,
-        stored_bytes: layer.stored_bytes,
-        sha256,
+fn commit_options(request: &CommitRequest) -> Result<CommitOptions, ApiError> {
+    let uuid = |text: &String| {
+        parse_uuid(text).ok_or_else(|| {
+            let message = format!("{text:?} is not a UUID");
+            ApiError::invalid(message, "write it as 8-4-4-4-12 hex digits")
+        })
+    };
+    let compression = match &request.compression {
+        None => None,
+        Some(wanted) => Some(wanted.checked().ok_or_else(|| {
+            let message = format!("blocks of {} bytes are not possible", wanted.block_bytes);
+            ApiError::invalid(message, "give a power of two from 4096 to 65536")
+        })?),
+    };
+    Ok(CommitOptions {
+        uuid: request.uuid.as_ref().map(uuid).transpose()?,
+        parent_uuid: request.parent_uuid.as_ref().map(uuid).transpose()?,
+        user_tag: request.user_tag.clone(),
+        encoding: Encoding {
+            compression,
+            tar: request.tar,
+        },
+        sync: request.sync,
     })
+}
+
+fn written(layer: lsmt::LayerInfo) -> Result<WrittenLayer, ApiError> {
+    let what = format!("cannot read {}", layer.path.display());
+    WrittenLayer::describe(layer).map_err(|error| ApiError::io(&what, &error))
 }
 
 async fn shutdown(State(app): Shared, body: WholeBody) -> Result<StatusCode, ApiError> {

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
+use lsmt::zfile::{Algorithm, Compression};
 use serde::{Deserialize, Serialize};
 
 /// How the kernel caches a stack's file.
@@ -47,6 +49,10 @@ pub struct Owner {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenStack {
+    /// An overlaybd config.v1.json that names lowers and upper; then these stay
+    /// unset here.
+    #[serde(default)]
+    pub config: Option<PathBuf>,
     /// Sealed layers, bottom first.
     #[serde(default)]
     pub lowers: Vec<PathBuf>,
@@ -186,6 +192,42 @@ pub struct ImportRequest {
     pub sync: bool,
 }
 
+/// How to compress a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompressLayer {
+    /// Kind of compression.
+    pub algorithm: AlgorithmName,
+    /// Bytes compressed each by itself, a power of two; 4096 when absent.
+    #[serde(default = "default_block_bytes")]
+    pub block_bytes: u32,
+}
+
+impl CompressLayer {
+    /// The same for the library; `None` when the block size is impossible.
+    pub fn checked(&self) -> Option<Compression> {
+        let algorithm = match self.algorithm {
+            AlgorithmName::Lz4 => Algorithm::Lz4,
+            AlgorithmName::Zstd => Algorithm::Zstd,
+        };
+        Compression::new(algorithm, self.block_bytes)
+    }
+}
+
+fn default_block_bytes() -> u32 {
+    4096
+}
+
+/// Compressions by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum AlgorithmName {
+    /// Fast.
+    Lz4,
+    /// Small.
+    Zstd,
+}
+
 /// Body of `POST /v1/commits`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -194,6 +236,21 @@ pub struct CommitRequest {
     pub lowers: Vec<PathBuf>,
     /// Layer file to write.
     pub output: PathBuf,
+    /// Compress the layer; plain when absent.
+    #[serde(default)]
+    pub compression: Option<CompressLayer>,
+    /// Wrap the layer in a tar archive, as layers of OCI images are.
+    #[serde(default)]
+    pub tar: bool,
+    /// Identity of the layer; a random one when absent.
+    #[serde(default)]
+    pub uuid: Option<String>,
+    /// Identity of the layer below; that of the bottom layer's when absent.
+    #[serde(default)]
+    pub parent_uuid: Option<String>,
+    /// Free text kept in the layer.
+    #[serde(default)]
+    pub user_tag: String,
     /// Whether the layer must be durable before the reply.
     #[serde(default)]
     pub sync: bool,
@@ -212,6 +269,19 @@ pub struct WrittenLayer {
     pub stored_bytes: u64,
     /// Digest of the layer file, hex.
     pub sha256: String,
+}
+
+impl WrittenLayer {
+    /// Describes a layer just written; reads it for the digest.
+    pub fn describe(layer: lsmt::LayerInfo) -> std::io::Result<WrittenLayer> {
+        Ok(WrittenLayer {
+            sha256: crate::layers::sha256_hex(&layer.path)?,
+            output: layer.path,
+            size_bytes: layer.size_bytes,
+            virtual_size_bytes: layer.virtual_size_bytes,
+            stored_bytes: layer.stored_bytes,
+        })
+    }
 }
 
 /// Body of `POST /v1/shutdown`.

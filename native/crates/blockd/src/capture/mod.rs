@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use lsmt::commit::is_zero;
 use lsmt::format::SECTOR_BYTES;
-use lsmt::{LayerInfo, LayerWriter, Stack, StackError};
+use lsmt::{LayerInfo, LayerOptions, LayerWriter, Stack, StackError};
 use thiserror::Error;
 
 use crate::sys::{self, MAX_REMOTE_RANGES};
@@ -98,7 +98,11 @@ pub fn capture(
     let find_us = elapsed_us(started);
     let started = Instant::now();
     let size_bytes = below.virtual_size_bytes();
-    let writer = LayerWriter::create(output, size_bytes, &below.top_uuid());
+    let options = LayerOptions {
+        parent_uuid: below.top_uuid(),
+        ..LayerOptions::new(size_bytes)
+    };
+    let writer = LayerWriter::create(output, &options);
     let mut copy = Copy {
         pid,
         below,
