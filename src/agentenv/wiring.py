@@ -108,6 +108,7 @@ def _rootfs(config: Config, recipe: Recipe, progress: Progress) -> RootFilesyste
     return ensure_rootfs(
         paths_of(config).cache,
         packages=recipe.packages,
+        placeholders=recipe.placeholders,
         files=recipe.files(),
         commands=recipe.commands,
         release=config.guest.rootfs_suite,

@@ -76,6 +76,8 @@ MAKE_IMAGE_TIMEOUT_S = 600.0
 
 STAGED = "staged"
 """Where our own files lie, beside the tree, until they are copied in."""
+PLACEHOLDERS = "placeholders"
+"""The entries of placeholders for dpkg's status file, beside the tree."""
 
 _NAMESPACE = uuid.UUID("5b0c9c1e-5d4f-4f0e-9a55-6d1f2f7f6b11")
 """Fixed, so that the file system's own ids follow from the digest."""
@@ -111,6 +113,7 @@ def ensure_rootfs(
     cache: Path,
     *,
     packages: Sequence[str] = (),
+    placeholders: Sequence[str] = (),
     files: Sequence[GuestFile] = (),
     commands: Sequence[str] = (),
     release: str = DEFAULT_RELEASE,
@@ -121,12 +124,15 @@ def ensure_rootfs(
 ) -> RootFilesystem:
     """The base image with `packages` added to the base list, from the cache or made now (minutes).
 
+    `placeholders`, each `name=version`, count as installed though nothing of them is: dependencies that their dependents can do
+    without. Installing the real package later replaces one, if `version` is lower than its own.
+
     `files` are put in after the packages, then `commands` run as root in the new file system, each by `sh -e`. Needs root,
     mmdebstrap and mke2fs. Raises InvalidInput (size, or name of a package or file), HostNotReady (a tool or a mirror is
     missing), Internal (mmdebstrap, a command or mke2fs failed; the end of what it said is in the message).
     """
     names = sorted({*BASE_PACKAGES, *packages})
-    _check(names, files, release, size_bytes)
+    _check([*names, *(pair.partition("=")[0] for pair in placeholders)], files, release, size_bytes)
     inputs = {
         "format": FORMAT,
         "packages": names,
@@ -136,6 +142,8 @@ def ensure_rootfs(
         "files": [[file.path, file.mode, hashlib.sha256(file.content).hexdigest()] for file in files],
         "commands": list(commands),
     }
+    if placeholders:
+        inputs["placeholders"] = sorted(placeholders)
     digest = digest_of(inputs)
 
     def build(folder: Path) -> dict[str, Any]:
@@ -143,6 +151,7 @@ def ensure_rootfs(
         with tempfile.TemporaryDirectory(dir=folder, prefix=".tree-") as work:
             tree = Path(work) / "root"
             _stage(tree.parent / STAGED, files)
+            (tree.parent / PLACEHOLDERS).write_text(placeholder_status(placeholders), encoding="utf-8")
             _bootstrap(tree, names, commands, release, used, progress)
             _finish_tree(tree, release, used)
             installed = installed_packages((tree / "var/lib/dpkg/status").read_text(encoding="utf-8"))
@@ -180,6 +189,16 @@ def installed_packages(status: str) -> list[str]:
         if fields.get("Status", "").endswith(" installed"):
             found.append(f"{fields['Package']}={fields['Version']}")
     return sorted(found)
+
+
+def placeholder_status(placeholders: Sequence[str]) -> str:
+    """Entries of a dpkg status file by which each `name=version` counts as installed."""
+    return "".join(
+        f"Package: {name}\nStatus: install ok installed\nPriority: optional\nSection: misc\nArchitecture: all\n"
+        f"Maintainer: the template's recipe\nVersion: {version}\n"
+        "Description: placeholder without files\n The template's programs work without it; install it by its name to have it.\n\n"
+        for name, _, version in (pair.partition("=") for pair in placeholders)
+    )
 
 
 def guest_sources(release: str, mirror: DebianMirror) -> str:
@@ -238,6 +257,7 @@ def _bootstrap(tree: Path, names: Sequence[str], commands: Sequence[str], releas
     put_files = f'cp -a --no-preserve=timestamps {shlex.quote(str(tree.parent / STAGED))}/. "$1"/'
     hooks = [add_user, put_files, *(f'chroot "$1" /bin/sh -ec {shlex.quote(command)}' for command in commands)]
     installed = tree / "var/lib/dpkg/info"
+    add_placeholders = f'cat {shlex.quote(str(tree.parent / PLACEHOLDERS))} >> "$1/var/lib/dpkg/status"'
 
     def watch() -> None:
         count = len(list(installed.glob("*.list"))) if installed.is_dir() else 0
@@ -250,6 +270,7 @@ def _bootstrap(tree: Path, names: Sequence[str], commands: Sequence[str], releas
             f"--include={','.join(names)}",
             *(f"--aptopt={line}" for line in network.splitlines()),
             *(f"--dpkgopt={option}" for option in dpkg_options),
+            f"--setup-hook={add_placeholders}",
             *(f"--customize-hook={hook}" for hook in hooks),
             release,
             tree,

@@ -12,7 +12,16 @@ from agentenv.core.errors import InvalidInput
 from agentenv.host.debian import DebianMirror, parse_source_stanzas
 from agentenv.host.requirements import find_program
 from agentenv.template import rootfs
-from agentenv.template.rootfs import BASE_PACKAGES, GIB, GuestFile, ensure_rootfs, guest_sources, installed_packages, make_image
+from agentenv.template.rootfs import (
+    BASE_PACKAGES,
+    GIB,
+    GuestFile,
+    ensure_rootfs,
+    guest_sources,
+    installed_packages,
+    make_image,
+    placeholder_status,
+)
 
 MIRROR = DebianMirror("http://m.example/debian", "http://s.example/debian-security", "/etc/own.gpg")
 needs_e2fsprogs = pytest.mark.skipif(
@@ -37,6 +46,12 @@ Version: 5.2
 
 def test_installed_packages_of_a_status_file() -> None:
     assert installed_packages(STATUS) == ["bash=5.2", "zlib1g=1:1.2.13"]
+
+
+def test_placeholders_count_as_installed() -> None:
+    status = STATUS + "\n" + placeholder_status(["big=0+placeholder", "data=14.0+placeholder"])
+    assert installed_packages(status) == ["bash=5.2", "big=0+placeholder", "data=14.0+placeholder", "zlib1g=1:1.2.13"]
+    assert placeholder_status([]) == ""
 
 
 def test_guest_sources_use_the_guests_own_keyring() -> None:
