@@ -78,7 +78,10 @@ async def delete(store: TemplateStore, reference: str, now_ms: int) -> None:
         tags = {tag.tag for tag in template.tags} if wanted.tag is None else {wanted.tag}
         left = templates.without(template, tags, now_ms)
         if template.kind == "builtin" and DEFAULT_TAG in tags:
-            raise InvalidInput(f"template '{template.name}' is the node's own and cannot be deleted")
+            raise InvalidInput(
+                f"template '{template.name}' is the node's own and cannot be deleted",
+                f"`aenv up` makes it and keeps it current; another tag of it can go: `aenv template delete {template.name}:TAG`",
+            )
         _refuse_in_use(template, left, store.sandboxes())
         return left
 

@@ -68,6 +68,14 @@ def test_bodies_are_described(method: str, path: str, required: list[str] | None
     assert document["components"]["schemas"][name].get("required") == required
 
 
+def test_calls_of_volume_content_take_a_path():
+    calls = [operation for _, path, operation in documented_operations() if path.startswith("/volumecontent/")]
+    assert len(calls) == 7
+    for operation in calls:
+        (path,) = [parameter for parameter in operation["parameters"] if (parameter["in"], parameter["name"]) == ("query", "path")]
+        assert path["required"] is True
+
+
 def test_replies_are_described():
     document = APP.openapi()
     connect = document["paths"]["/v2/sandboxes/{sandbox_id}/connect"]["post"]["responses"]

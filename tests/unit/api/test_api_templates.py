@@ -184,6 +184,7 @@ async def test_the_nodes_own_template_stays(reference: str, client: httpx.AsyncC
     response = await client.delete(path)
     assert response.status_code == 400
     assert "node's own" in response.json()["message"]
+    assert "template delete base:TAG" in response.json()["message"]  # what can be done instead
     assert (await assign(client, "base", "pinned")).status_code == 201
     assert (await client.delete("/templates/base%3Apinned")).status_code == 204
     assert (await client.get(path)).status_code == 200

@@ -30,6 +30,7 @@ router = APIRouter()
 CHUNK_BYTES = 1 << 20  # read or written at a time: what a transfer holds in memory
 CHUNK_DEADLINE_S = 60.0  # the SDKs give up on a stream that stands still for as long
 DEPTH_MAX = 64
+_QUERY_FIELDS_MAX = 64  # the routes know five
 
 T = TypeVar("T")
 Flag = Annotated[bool | None, Query()]
@@ -43,13 +44,14 @@ def _tree(context: Context, request: Request, volume_id: str) -> Tree:
     return context.orchestrator.volumes.content(volume_id, token)
 
 
-def _path(request: Request) -> str:
-    """The `path` of the query, byte for byte: names that guests give files need not be UTF-8."""
+def _path(request: Request, path: Annotated[str, Query(description="Where in the volume, from its root.")]) -> str:
+    """The `path` of the query, byte for byte: names that guests give files need not be UTF-8, which `path` as parsed would be."""
     query = request.scope["query_string"].decode("latin-1")
-    pairs: dict[str, str] = dict(parse_qsl(query, keep_blank_values=True, errors="surrogateescape", max_num_fields=64))
-    if "path" not in pairs:
-        raise InvalidInput("path: Field required")
-    return pairs["path"]
+    try:
+        pairs: dict[str, str] = dict(parse_qsl(query, keep_blank_values=True, errors="surrogateescape", max_num_fields=_QUERY_FIELDS_MAX))
+    except ValueError as error:
+        raise InvalidInput(f"the query has more than {_QUERY_FIELDS_MAX} fields") from error
+    return pairs.get("path", path)
 
 
 def _attributes(uid: Number = None, gid: Number = None, mode: Number = None) -> Attributes:
