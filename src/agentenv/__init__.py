@@ -1,8 +1,13 @@
 """AgentENV: real Linux microVMs for agents, behind the E2B API."""
 
-from importlib.metadata import PackageNotFoundError, version
 
-try:
-    __version__ = version("agentenv")
-except PackageNotFoundError:  # running from a tree that was never installed
-    __version__ = "0.0.0"
+def __getattr__(name: str) -> str:
+    """`__version__`, looked up when asked for: to read the installation's records takes longer than all the rest of a start."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("agentenv")
+    except PackageNotFoundError:  # running from a tree that was never installed
+        return "0.0.0"
