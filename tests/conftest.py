@@ -47,6 +47,24 @@ def node() -> Iterator[Node]:
     assert kept.is_dir()
 
 
+@pytest.fixture(scope="session")
+def interpreter_node(node: Node) -> Node:
+    """The node with the template of the code interpreter: made once per home."""
+    template = "code-interpreter-v1"
+    names = [name for found in json.loads(node.aenv("templates", "--json").stdout) for name in found["aliases"]]
+    if template not in names:
+        node.aenv("down", timeout=300)
+        node.aenv("up", "--detach", "--port", str(node.port), "--template", template, timeout=2400)
+    return node
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (`pytest -n 2 --dist loadgroup`) all that needs the node runs in one of them, the rest in the others."""
+    for item in items:
+        if {"e2e", "conformance"} & set(item.path.parts):
+            item.add_marker(pytest.mark.xdist_group("node"))
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """A failed test keeps the server's and blockd's last log lines in its report."""

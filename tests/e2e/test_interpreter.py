@@ -11,21 +11,10 @@ import httpx
 import pytest
 from e2e_node import Node
 
-TEMPLATE = "code-interpreter-v1"
 DEADLINE_S = 180.0
 RESTART_DEADLINE_S = 900.0
 """The server imports pandas and matplotlib again: half a minute in an emulated guest, minutes when its host is busy."""
 pytestmark = pytest.mark.timeout(3000)  # the first test also makes the template
-
-
-@pytest.fixture(scope="module")
-def interpreter_node(node: Node) -> Node:
-    """The node with the template: made once per home."""
-    names = [name for template in json.loads(node.aenv("templates", "--json").stdout) for name in template["aliases"]]
-    if TEMPLATE not in names:
-        node.aenv("down", timeout=300)
-        node.aenv("up", "--detach", "--port", str(node.port), "--template", TEMPLATE, timeout=2400)
-    return node
 
 
 def make(node: Node, **options: Any) -> Any:
@@ -195,11 +184,32 @@ def test_contexts(box: Any) -> None:
 def test_killed_server_comes_back(box: Any) -> None:
     code = "kill -9 $(pgrep -o -f '[a]env_interpreter.server')"  # the bracket: the shell that looks is not found
     box.commands.run(code, user="root")
+    wait_until_healthy(box)
+    assert run(box, "1 + 1").text == "2"
+
+
+def test_server_runs_again_after_a_boot(interpreter_node: Node) -> None:
+    """A pause without memory ends it; nobody has to start it by hand."""
+    from e2b_code_interpreter import Sandbox
+
+    box = make(interpreter_node)
+    try:
+        box.files.write("/home/user/kept", "kept")
+        box.pause(mode="filesystem")
+        box = Sandbox.connect(box.sandbox_id, timeout=1800, **interpreter_node.options)
+        wait_until_healthy(box)
+        execution = run(box, "import os; print(open('kept').read(), os.environ['E2B_SANDBOX_ID'])")
+        assert execution.logs.stdout == [f"kept {box.sandbox_id}\n"]
+        assert "service is ready again" in interpreter_node.aenv("logs", box.sandbox_id).stdout
+    finally:
+        box.kill()
+
+
+def wait_until_healthy(box: Any) -> None:
     end = time.monotonic() + RESTART_DEADLINE_S
     while not healthy(box):
         assert time.monotonic() < end
         time.sleep(1)
-    assert run(box, "1 + 1").text == "2"
 
 
 def healthy(box: Any) -> bool:
@@ -236,9 +246,13 @@ def test_pause_fork_and_identity(interpreter_node: Node) -> None:
 def test_new_sandboxes_draw_different_random_numbers(interpreter_node: Node) -> None:
     boxes = [make(interpreter_node) for _ in range(2)]
     try:
-        for code, language in (("import random; random.random()", "python"), ("Math.random()", "js")):
+        for code, language in (
+            ("import random; random.random()", "python"),
+            ("Math.random()", "js"),
+            ("require('crypto').randomBytes(16).toString('hex')", "js"),
+        ):
             texts = [run(box, code, language=language).text for box in boxes]
-            assert texts[0] != texts[1]
+            assert texts[0] != texts[1], code
     finally:
         for each in boxes:
             each.kill()

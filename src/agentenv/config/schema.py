@@ -115,6 +115,12 @@ class GuestConfig(_Section):
     freeze_deadline_s: int = Field(
         60, ge=1, le=3600, description="How long a pause without memory waits for the guest to write its files out, seconds."
     )
+    service_deadline_s: int = Field(
+        900,
+        ge=1,
+        le=3600,
+        description="How long a template's start command may take until its ready command succeeds (template build, cold boot), seconds.",
+    )
     restore_deadline_s: int = Field(30, ge=1, le=600, description="Longest restore up to the guest's first answer, seconds.")
 
 

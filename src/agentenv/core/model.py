@@ -63,6 +63,14 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Service:
+    """What a template keeps running: part of its memory, and to be started again in a guest that boots. Both run as root."""
+
+    start: str  # a shell command that leaves the service running and returns at once
+    ready: str  # a shell command that succeeds once it answers
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     """One version of a template: a snapshot and what sandboxes made from it start with."""
 
@@ -73,6 +81,7 @@ class Build:
     created_at_ms: int
     env_vars: dict[str, str] = field(default_factory=dict)
     sandbox_id: str | None = None  # which sandbox it is a snapshot of
+    service: Service | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +215,7 @@ class Sandbox:
     updated_at_ms: int = 0
     build_id: str = ""  # of the template; empty in rows of older versions
     creation: Creation | None = None  # set in the commit that says it runs: a creation that failed may be repeated
+    service: Service | None = None  # the template's: a cold boot starts it again
 
     @property
     def egress(self) -> Egress:
@@ -258,6 +268,7 @@ def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms
         snapshot_id=build.snapshot_id,
         updated_at_ms=now_ms,
         build_id=build.build_id,
+        service=build.service,
     )
 
 

@@ -118,13 +118,15 @@ class GuestClient:
         self._url = f"http://{guest_ip}:{ENVD_PORT}"
         self._clock = clock
 
-    async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False) -> str:
+    async def initialise(
+        self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False, clock_behind_ms: int = 0
+    ) -> str:
         """Give a freshly restored guest its time, entropy, name, environment and token; returns envd's version.
 
         Waits until the guest answers. A new connection is tried while the guest refuses or resets it; one that merely
         waits is left alone, since a busy host makes the guest slow, not deaf; unless the guest `boots`: until its network is up it
-        hears nothing, and the kernel asks ever less often. DeadlineExceeded, Internal,
-        InvalidInput (of a setting, such as a path that no volume can be mounted on).
+        hears nothing, and the kernel asks ever less often. `clock_behind_ms` sets its clock that much before ours.
+        DeadlineExceeded, Internal, InvalidInput (of a setting, such as a path that no volume can be mounted on).
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
@@ -140,7 +142,7 @@ class GuestClient:
                         "POST",
                         f"{self._url}/init",
                         headers={"Content-Type": "application/json"},
-                        content=self._body(identity),
+                        content=self._body(identity, clock_behind_ms),
                         extensions={"timeout": _all_within(left) | ({"connect": min(left, _BOOT_CONNECT_S)} if boots else {})},
                     )
                 except httpcore.TimeoutException:
@@ -192,10 +194,11 @@ class GuestClient:
         if reply.status != 204:
             raise Unavailable(f"the guest's agent answered {path} with {reply.status}: {reply.content[:200]!r}")
 
-    async def run(self, namespace: str, command: str, deadline_s: float) -> tuple[int, str]:
+    async def run(self, namespace: str, command: str, deadline_s: float, access_token: str = "") -> tuple[int, str]:
         """Run a shell command as root in a guest and return its exit code and output (stdout and stderr, at most 1 MiB).
 
-        For template builds, whose guests have no token yet. DeadlineExceeded, Internal (envd refused it, or the guest was lost).
+        A guest without a token, as in template builds, takes the call without one.
+        DeadlineExceeded, Internal (envd refused it, or the guest was lost).
         """
         message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", command]}, "stdin": False}).encode()
         headers: dict[bytes | str, bytes | str] = {
@@ -203,6 +206,8 @@ class GuestClient:
             "Connect-Protocol-Version": "1",
             "Authorization": "Basic " + base64.b64encode(b"root:").decode(),
         }
+        if access_token:
+            headers["X-Access-Token"] = access_token
         try:
             async with (
                 asyncio.timeout(deadline_s),
@@ -223,13 +228,13 @@ class GuestClient:
 
         return MetricsReader(connect, access_token, self._clock)
 
-    def _body(self, identity: GuestIdentity) -> bytes:
+    def _body(self, identity: GuestIdentity, clock_behind_ms: int) -> bytes:
         standard = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": identity.sandbox_id, "E2B_TEMPLATE_ID": identity.template_id}
         return json.dumps(
             {
                 "envVars": standard | identity.env_vars,
                 "accessToken": identity.access_token,  # an empty one opens the agent, whatever the snapshot held
-                "timestamp": rfc3339(self._clock.now_ms()),
+                "timestamp": rfc3339(self._clock.now_ms() - clock_behind_ms),
                 "defaultUser": identity.default_user,
                 "defaultWorkdir": identity.default_workdir,
                 "hostname": identity.sandbox_id,

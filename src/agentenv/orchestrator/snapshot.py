@@ -36,7 +36,14 @@ async def snapshot(parts: Parts, sandbox_id: str, name: str | None, memory: bool
         with contextlib.ExitStack() as held:
             source, snapshot_id = await instant(parts, sandbox_id, State.SNAPSHOTTING, lambda _: None, held, most_layers, memory)
             build = Build(
-                new_build_id(), snapshot_id, source.machine, source.envd_version, now_ms, dict(source.env_vars), source.sandbox_id
+                new_build_id(),
+                snapshot_id,
+                source.machine,
+                source.envd_version,
+                now_ms,
+                dict(source.env_vars),
+                source.sandbox_id,
+                source.service,
             )
 
             def change(present: list[Template]) -> Template:

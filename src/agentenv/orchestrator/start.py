@@ -25,6 +25,7 @@ from agentenv.guest.client import GuestIdentity
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.serve_volumes import life, serve
+from agentenv.orchestrator.template_service import start_again
 from agentenv.snapshot.capture import state_file
 from agentenv.vmm.driver import Vm, VmSpec
 from agentenv.vmm.identity import refuse_mismatch
@@ -93,6 +94,8 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool)
     version = await _introduce(parts, sandbox, slot, vm, volume_mounts, guest.boot_deadline_s if cold else guest.restore_deadline_s, cold)
     if cold and version != sandbox.envd_version:  # it runs this server's agent now, not the template's
         await parts.store.change(sandbox_id, envd_version=version)
+    if cold:
+        await start_again(parts, sandbox, slot.namespace, record.run_id)
     return record, vm
 
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.core import built_in
+from agentenv.core.model import Service
 from agentenv.template.rootfs import GuestFile
-
-READY_DEADLINE_S = 900.0
-"""How long a start command may take until its ready command succeeds: an emulated guest on a busy host imports for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +24,8 @@ class Recipe:
     name: str
     packages: tuple[str, ...] = ()
     """Debian packages beside those that every root file system has."""
+    placeholders: tuple[str, ...] = ()
+    """Dependencies of those, `name=version`, that are left out: see `rootfs.ensure_rootfs`."""
     commands: tuple[str, ...] = ()
     """Shell commands run as root in the new root file system, after packages and files are in it."""
     start: str = ""
@@ -39,6 +39,11 @@ class Recipe:
     """Guest memory is never less than this, whatever the node's setting."""
     files: Callable[[], tuple[GuestFile, ...]] = tuple
     """Files put into the root file system; read when they are needed."""
+
+    @property
+    def service(self) -> Service | None:
+        """What sandboxes start again when they boot."""
+        return Service(self.start, self.ready) if self.start else None
 
     @property
     def guest_digest(self) -> str:
@@ -86,6 +91,10 @@ CODE_INTERPRETER = Recipe(
         "python3-pil",
         "python3-requests",
         "python3-tornado",
+    ),
+    placeholders=(
+        "python3-pythran=0+placeholder",  # scipy was compiled with it; it brings two compilers and boost, 480 MB
+        "unicode-data=14.0.0+placeholder",  # text files that fonttools does not read, 36 MB
     ),
     files=_interpreter_files,
     commands=(

@@ -27,7 +27,9 @@ class FakeGuest:
         self.commands: list[str] = []  # all that `run` was asked for
         self.answers_to: Callable[[str], tuple[int, str]] = lambda command: (0, "")
 
-    async def initialise(self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False) -> str:
+    async def initialise(
+        self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False, clock_behind_ms: int = 0
+    ) -> str:
         """Give the guest in `namespace` its identity. Waits for ever when there is none that runs: the caller gives up."""
         await self._points.hit("guest.initialise")
         if int(namespace.rsplit("-", 1)[1]) not in self._network.present:
@@ -64,9 +66,14 @@ class FakeGuest:
         if process is None or not process.running or process.hung:
             raise Unavailable("the guest did not answer /fsthaw")
 
-    async def run(self, namespace: str, command: str, deadline_s: float) -> tuple[int, str]:
-        """Every command works and says nothing, unless `answers_to` says otherwise."""
+    async def run(self, namespace: str, command: str, deadline_s: float, access_token: str = "") -> tuple[int, str]:
+        """Every command works and says nothing, unless `answers_to` says otherwise. Internal for a wrong token or no guest."""
         await self._points.hit("guest.run")
+        process = self._processes.in_namespace(namespace)
+        if process is None or not process.running:
+            raise Internal(f"the guest was lost while it ran `{command}`")
+        if process.identity is not None and process.identity.access_token not in ("", access_token):
+            raise Internal("envd refused the command: unauthenticated")
         self.commands.append(command)
         return self.answers_to(command)
 

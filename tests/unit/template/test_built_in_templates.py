@@ -11,7 +11,7 @@ import agentenv
 from agentenv.config.schema import TemplatesConfig
 from agentenv.core.built_in import BUILT_IN, CODE_INTERPRETER
 from agentenv.core.errors import Internal
-from agentenv.core.model import Template
+from agentenv.core.model import Service, Template
 from agentenv.template import base
 from agentenv.template.base import BaseBuilder, BaseInputs
 from agentenv.template.recipes import RECIPES, Recipe
@@ -60,6 +60,7 @@ async def test_service_is_started_and_awaited_before_the_warm_up(node: FakeNode)
     assert "sync" in node.guest.commands[-1]
     assert template.name == "service"
     assert template.builds[0].machine.memory_mb == 1024
+    assert template.builds[0].service == Service("start it", "is it ready")
     assert [t for t in node.parts.store.templates() if t.name == "service"] == [template]
     assert node.processes.alive() == []
 
@@ -67,12 +68,13 @@ async def test_service_is_started_and_awaited_before_the_warm_up(node: FakeNode)
 async def test_recipe_without_a_service_only_warms(node: FakeNode) -> None:
     template = await build(node, Recipe(name="plain"))
     assert len(node.guest.commands) == 1
+    assert template.builds[0].service is None
     assert template.builds[0].machine.memory_mb == node.config.guest.memory_mb
 
 
 @pytest.mark.parametrize(("failing", "said"), [("start it", "start command"), ("warm it", "warm-up"), ("is it ready", "not ready within")])
-async def test_failure_names_the_step_and_leaves_nothing(node: FakeNode, monkeypatch: pytest.MonkeyPatch, failing: str, said: str) -> None:
-    monkeypatch.setattr(base, "READY_DEADLINE_S", 0.0)
+async def test_failure_names_the_step_and_leaves_nothing(node: FakeNode, failing: str, said: str) -> None:
+    node.parts.config = node.config.model_copy(update={"guest": node.config.guest.model_copy(update={"service_deadline_s": 0})})
     node.guest.answers_to = lambda command: (9, "the cause") if command == failing else (0, "")
     with pytest.raises(Internal, match=f"{said}.*(?s:.*)the cause"):
         await build(node, RECIPE)
