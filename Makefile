@@ -5,7 +5,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
 
-.PHONY: help setup quickstart test conformance lint bench lab docs
+.PHONY: help setup quickstart test test-native test-python conformance lint bench lab docs
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,8 +17,13 @@ quickstart: setup ## Set up everything, then run a sandbox's whole life through 
 	@$(PY) tools/quickstart.py
 
 test: setup ## All tests: native, unit, and end to end on real microVMs
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-native test-python
+
+test-native:
 	cd native && cargo test --locked --workspace
-	$(PY) -m pytest tests $(PYTEST_ARGS)
+
+test-python: # two workers: all that needs the node in one (see tests/conftest.py), the rest beside it
+	$(PY) -m pytest tests -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 conformance: setup ## Every scenario with every official client, old and new; writes docs/conformance.md
 	AENV_CONFORMANCE=all $(PY) -m pytest tests/conformance $(PYTEST_ARGS); ended=$$?; $(PY) tools/gen_docs.py; exit $$ended
