@@ -48,7 +48,21 @@ SCENARIOS: dict[str, str] = {
     "idempotent_create": "a creation asked for twice under one key is made once",
     "errors": "a wrong key, an unknown template and an unknown sandbox are told apart",
     "templates": "whether a template exists, and its tags",
+    "volumes": "a volume is filled from outside, mounted into two sandboxes, and outlives them",
     "secrets": "a secret is stored, listed and replaced; its value never comes back",
+}
+
+# What the code interpreter's clients are tried with, in the template `code-interpreter-v1`.
+INTERPRETER_SCENARIOS: dict[str, str] = {
+    "code_results": "values, tables, html, markdown and pictures of a cell; which one is the main result; variables stay",
+    "code_charts": "line, scatter, bar, pie and box charts as data; several axes",
+    "code_languages": "Python, JavaScript, TypeScript and bash; another one is refused",
+    "code_errors": "an error's name, text and traceback; the context goes on",
+    "code_streaming": "output, results and errors are told as they come",
+    "code_contexts": "make, list, use, restart and remove contexts; they do not see each other",
+    "code_variables": "variables of the sandbox and of one cell",
+    "code_timeout": "a cell over its time is interrupted, its context is not",
+    "code_lives": "variables survive a pause; forks go on with them and diverge",
 }
 
 # What the command line client is tried with.
@@ -58,7 +72,7 @@ CLI_SCENARIOS: dict[str, str] = {
     "cli_logs_and_metrics": "logs and metrics of a sandbox",
     "cli_terminal": "connect a terminal, type, leave",
     "cli_snapshots": "create, list and delete a snapshot",
-    "cli_templates": "list templates",
+    "cli_templates": "list, publish, unpublish and delete templates",
 }
 
 Kind = Literal["python", "python-async", "javascript", "cli"]
@@ -68,8 +82,8 @@ Kind = Literal["python", "python-async", "javascript", "cli"]
 class Client:
     """One release of one official client.
 
-    `domain` ones are tried through a domain with TLS: the first know no other way, and 2.20 leaves the sandbox's id out of what it
-    sends to a sandbox that it connected to by `E2B_SANDBOX_URL`.
+    `domain` ones are tried through a domain with TLS: the first, and the code interpreter's before 2.9, know no other way, and 2.20
+    leaves the sandbox's id out of what it sends to a sandbox that it connected to by `E2B_SANDBOX_URL`.
     """
 
     kind: Kind
@@ -88,9 +102,16 @@ class Client:
         """What it is tried with."""
         if self.kind == "cli":
             return CLI_SCENARIOS
+        if self.is_interpreter:
+            return INTERPRETER_SCENARIOS
         if self.kind == "javascript" and not EVERYTHING:
             return {name: SCENARIOS[name] for name in FAST_JAVASCRIPT}
         return SCENARIOS
+
+    @property
+    def is_interpreter(self) -> bool:
+        """Whether it is a client of the code interpreter."""
+        return self.package.endswith("code-interpreter")
 
     @property
     def folder(self) -> str:
@@ -115,6 +136,10 @@ CLIENTS: tuple[Client, ...] = (
     Client("javascript", "e2b", NEWEST_JAVASCRIPT, fast=True),
     Client("python-async", "e2b", NEWEST_PYTHON),
     Client("cli", "@e2b/cli", "2.19.0"),
+    Client("python", "e2b-code-interpreter", "2.11.5"),
+    Client("javascript", "@e2b/code-interpreter", "2.8.0"),
+    Client("python-async", "e2b-code-interpreter", "2.11.5"),
+    Client("python", "e2b-code-interpreter", "2.4.1", domain=True),
     Client("python", "e2b", "2.45.1"),
     Client("javascript", "e2b", "2.45.0"),
     Client("python", "e2b", "2.20.3", domain=True),
@@ -131,7 +156,7 @@ KNOWN_LIMITS: dict[tuple[str, str], str] = {
 }
 
 # Of these, introspection tells whether every public method is called.
-NEWEST_CLIENTS = tuple(client for client in CLIENTS if client.version in (NEWEST_PYTHON, NEWEST_JAVASCRIPT))
+NEWEST_CLIENTS = tuple(client for client in CLIENTS if client.package == "e2b" and client.version in (NEWEST_PYTHON, NEWEST_JAVASCRIPT))
 
 # What `make test` tries with JavaScript: one scenario of each kind of call.
 FAST_JAVASCRIPT = (

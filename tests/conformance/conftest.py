@@ -17,12 +17,14 @@ if EVERYTHING:  # before the node starts: the oldest releases know no other way 
 
 
 @pytest.fixture(scope="session")
-def run_of(node: Node) -> Runs:
+def run_of(node: Node, request: pytest.FixtureRequest) -> Runs:
     """All outcomes of a client; the first call runs its scenarios, which takes about a minute."""
     done: dict[Client, Run] = {}
 
     def of(client: Client) -> Run:
         if client not in done:
+            if client.is_interpreter:
+                request.getfixturevalue("interpreter_node")
             variables = _by_domain(node) if client.domain else node.variables
             done[client] = run(client, list(client.scenarios), variables, record=client in NEWEST_CLIENTS)
             if EVERYTHING:

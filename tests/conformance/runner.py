@@ -54,8 +54,9 @@ Runs = Callable[[Client], Run]
 def command_of(client: Client) -> list[str]:
     """The client's script, without scenarios. RuntimeError when the client cannot be installed."""
     if client.kind.startswith("python"):
-        python = sys.executable if client.version == _version_here() else str(installed(client) / "bin" / "python")
+        python = sys.executable if _is_here(client) else str(installed(client) / "bin" / "python")
         more = ["--asynchronous"] if client.kind == "python-async" else []
+        more += ["--interpreter"] if client.is_interpreter else []
         return [python, str(HERE / "python_client" / "main.py"), *more]
     if client.kind == "cli":
         program = installed(client) / "node_modules" / ".bin" / "e2b"
@@ -68,11 +69,11 @@ def command_of(client: Client) -> list[str]:
     ]
 
 
-def _version_here() -> str | None:
-    """The newest release is this environment's own, so that `make test` installs nothing more for it."""
+def _is_here(client: Client) -> bool:
+    """The newest releases are this environment's own, so that `make test` installs nothing more for them."""
     from importlib.metadata import version
 
-    return NEWEST_PYTHON if version("e2b") == NEWEST_PYTHON else None
+    return version("e2b") == NEWEST_PYTHON and version(client.package) == client.version
 
 
 def run(client: Client, scenarios: Sequence[str], variables: dict[str, str], *, record: bool = False) -> Run:

@@ -131,8 +131,20 @@ def cli_snapshots(cli):
 
 
 def cli_templates(cli):
-    assert "base" in [alias for found in json.loads(cli("template", "list", "--format", "json")) for alias in found["aliases"]]
+    def listed():
+        return json.loads(cli("template", "list", "--format", "json"))
+
+    assert "base" in [alias for found in listed() for alias in found["aliases"]]
     assert "base" in cli("template", "list")
+    name = f"conformance-cli-template-{os.getpid()}"
+    with cli.sandbox() as sandbox_id:
+        cli("sandbox", "snapshot", "create", sandbox_id, "--name", name)
+    (template_id,) = [found["templateID"] for found in listed() if name in found["aliases"]]
+    for verb, public in (("publish", True), ("unpublish", False)):
+        cli("template", verb, template_id, "--yes")
+        assert [found["public"] for found in listed() if found["templateID"] == template_id] == [public]
+    cli("template", "delete", template_id, "--yes")
+    assert template_id not in [found["templateID"] for found in listed()]
 
 
 SCENARIOS = (cli_sandboxes, cli_exec, cli_logs_and_metrics, cli_terminal, cli_snapshots, cli_templates)

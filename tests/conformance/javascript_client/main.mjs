@@ -7,10 +7,11 @@
 import { Recorder } from './recorder.mjs'
 import { scenarios as commands } from './commands.mjs'
 import { scenarios as files } from './files.mjs'
+import { scenarios as interpreter } from './interpreter.mjs'
 import { scenarios as sandboxes } from './sandboxes.mjs'
 import { Absent, loadSdk } from './support.mjs'
 
-const SCENARIOS = { ...commands, ...files, ...sandboxes }
+const SCENARIOS = { ...commands, ...files, ...interpreter, ...sandboxes }
 
 async function outcomeOf(name, sdk) {
   const began = performance.now()

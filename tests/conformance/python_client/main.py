@@ -1,9 +1,9 @@
 """Runs scenarios with the installed release of `e2b` and tells the outcome of each as one line of JSON.
 
-    python main.py [--asynchronous] [--record] SCENARIO...
+    python main.py [--asynchronous] [--interpreter] [--record] SCENARIO...
 
 Outcomes: `pass`; `fail` with the end of the traceback; `absent` when the release has no such call. With `--record` the last line
-names every public method of the SDK and which of them were called.
+names every public method of the SDK and which of them were called. With `--interpreter` the client is `e2b-code-interpreter`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import traceback
 
 import commands
 import files
+import interpreter
 import recorder
 import sandboxes
 import services
 from sdk import Absent, Sdk, resolve_locally
 
-SCENARIOS = {function.__name__: function for module in (commands, files, sandboxes, services) for function in module.SCENARIOS}
+SCENARIOS = {function.__name__: function for module in (commands, files, interpreter, sandboxes, services) for function in module.SCENARIOS}
 
 
 async def outcome_of(name, sdk):
@@ -43,12 +44,13 @@ async def main():
     """All that were asked for, in order."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--asynchronous", action="store_true")
+    parser.add_argument("--interpreter", action="store_true")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("scenarios", nargs="*")
     arguments = parser.parse_args()
     if suffix := os.environ.get("CONFORMANCE_LOCAL_SUFFIX"):
         resolve_locally(suffix)
-    sdk = Sdk(arguments.asynchronous)
+    sdk = Sdk(arguments.asynchronous, arguments.interpreter)
     record = recorder.Recorder(sdk) if arguments.record else None
     for name in arguments.scenarios:
         if name not in SCENARIOS:

@@ -7,6 +7,7 @@ Where generations name or shape a call differently, the difference is told here 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import os
 import socket
@@ -78,9 +79,10 @@ def resolve_locally(suffix):
 class Sdk:
     """One client: sync or async."""
 
-    def __init__(self, asynchronous):
+    def __init__(self, asynchronous, interpreter=False):
         self.asynchronous = asynchronous
-        self.Sandbox = e2b.AsyncSandbox if asynchronous else e2b.Sandbox
+        client = importlib.import_module("e2b_code_interpreter") if interpreter else e2b
+        self.Sandbox = client.AsyncSandbox if asynchronous else client.Sandbox
         self.Template = getattr(e2b, "AsyncTemplate" if asynchronous else "Template", None)
         self.Volume = getattr(e2b, "AsyncVolume" if asynchronous else "Volume", None)
         self.Secret = getattr(e2b, "AsyncSecret" if asynchronous else "Secret", None)
