@@ -6,8 +6,9 @@ PORT = 49999
 KEEPALIVE_INTERVAL_S = 5.0
 """A silent cell sends a keepalive line this often, so that nothing between client and server takes the stream for dead."""
 
-INTERRUPT_GRACE_S = 10.0
-"""How long an interrupted cell may take to stop. After that its worker is ended and its variables are lost."""
+INTERRUPT_GRACE_S = 30.0
+"""How long an interrupted cell may take to stop: one that floods its output in a guest that is short of CPU needs more than ten
+seconds. After that its worker is ended and its variables are lost."""
 
 SPAWNER_DEADLINE_S = 600.0
 """Longest start of the spawner, which imports pandas and matplotlib: minutes in an emulated guest whose host is busy."""
