@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{bail, Context};
 use lsmt::format::{flags, Block, Segment, BLOCK_BYTES, ENTRY_BYTES, SECTOR_BYTES};
 use lsmt::zfile::{self, format::Head};
-use lsmt::{AppendUpper, Blob, Opener, RoLayer, Stack, UpperPaths};
+use lsmt::{Blob, Opener, RoLayer, Stack, Upper, UpperPaths};
 use serde::Serialize;
 
 use crate::config::{ImageConfig, ResolvedLower};
@@ -253,7 +253,7 @@ fn fsck_layer(opener: &Opener, path: &Path) -> Result<Block, String> {
 }
 
 fn fsck_upper(upper: &UpperPaths) -> Option<String> {
-    match AppendUpper::check(&upper.data, &upper.index) {
+    match Upper::check(&upper.data, &upper.index) {
         Ok(0) => None,
         Ok(dropped_bytes) => Some(format!(
             "upper {}: the last {dropped_bytes} bytes are torn or point past the data; \

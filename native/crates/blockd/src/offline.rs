@@ -6,7 +6,7 @@ use anyhow::{bail, Context};
 use clap::Args;
 use lsmt::format::parse_uuid;
 use lsmt::lowers::Lowers;
-use lsmt::{AppendUpper, CommitOptions, Encoding, LayerInfo, Opener, RoLayer};
+use lsmt::{CommitOptions, Encoding, LayerInfo, Opener, RoLayer, Upper};
 
 use crate::api::models::{AlgorithmName, CompressLayer};
 use crate::config::{ImageConfig, LowerConfig, Resolved, UpperConfig};
@@ -72,7 +72,7 @@ pub fn open_config(opener: &Opener, config: &Resolved) -> anyhow::Result<Lowers>
         layers.push(RoLayer::open(opener, &lower.path)?);
     }
     if let Some(upper) = &config.upper {
-        layers.push(AppendUpper::open_read_only(&upper.data, &upper.index)?);
+        layers.push(Upper::open_read_only(&upper.data, &upper.index)?);
     }
     Ok(Lowers::from_layers(layers)?)
 }
@@ -96,7 +96,7 @@ pub fn commit(arguments: &CommitArguments) -> anyhow::Result<LayerInfo> {
                 layers.push(RoLayer::open(&opener, path)?);
             }
             if let (Some(data), Some(index)) = (&upper.data, &upper.index) {
-                layers.push(AppendUpper::open_read_only(data, index)?);
+                layers.push(Upper::open_read_only(data, index)?);
             }
             Lowers::from_layers(layers)?
         }
@@ -161,7 +161,7 @@ pub fn write_config(arguments: &ConfigArguments) -> anyhow::Result<()> {
         RoLayer::open(&opener, &lower.path)?;
     }
     if let Some(upper) = &resolved.upper {
-        AppendUpper::check(&upper.data, &upper.index)?;
+        Upper::check(&upper.data, &upper.index)?;
     }
     Ok(config.write(&arguments.output)?)
 }

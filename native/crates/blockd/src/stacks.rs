@@ -153,6 +153,7 @@ impl Registry {
             virtual_size_bytes: entry.stack.virtual_size_bytes(),
             lowers: entry.stack.lower_paths(),
             upper: entry.upper.lock().clone(),
+            upper_layout: entry.stack.upper_layout().map(Into::into),
             cache: entry.cache,
             owner: entry.owner,
             open_handles: entry.handles(),
@@ -192,6 +193,7 @@ impl Registry {
         let spec = StackSpec {
             lowers: request.lowers.clone(),
             upper: request.upper.as_ref().map(Into::into),
+            upper_layout: request.upper_layout.unwrap_or_default().into(),
             virtual_size_bytes: request.virtual_size_bytes,
         };
         let stack = Stack::open(&self.opener, &spec)?;

@@ -9,7 +9,7 @@ use crate::format::{Segment, NIL_UUID, SECTOR_BYTES};
 use crate::layer::RoLayer;
 use crate::lowers::Lowers;
 use crate::sink::Encoding;
-use crate::stack::StackError;
+use crate::stack_error::StackError;
 use crate::sys;
 use crate::writer::{LayerInfo, LayerOptions, LayerWriter, WriteError};
 

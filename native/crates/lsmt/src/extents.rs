@@ -48,6 +48,11 @@ impl ExtentMap {
         self.add(segment);
     }
 
+    /// Unmaps `[start, end)`.
+    pub fn remove_range(&mut self, start: u64, end: u64) {
+        self.cut(start, end);
+    }
+
     /// Segments that overlap `[start, end)`, not clipped, in order.
     pub fn range(&self, start: u64, end: u64) -> impl Iterator<Item = &Segment> {
         let first = match self.extents.range(..=start).next_back() {

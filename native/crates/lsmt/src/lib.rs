@@ -9,7 +9,8 @@
 //! - the byte layout ([`format`]) and all checks of untrusted files;
 //! - sealed layers ([`RoLayer`]) over any [`Blob`], plain, compressed ([`zfile`])
 //!   or wrapped in a tar archive ([`tar_wrapper`]);
-//! - the append log upper ([`AppendUpper`]) and its crash rules;
+//! - the writable upper ([`Upper`]), as an append log or in place, and its crash
+//!   rules;
 //! - the one merged index of all lowers ([`MergedIndex`]);
 //! - writing a sealed file in one pass ([`LayerWriter`], [`commit`]), wrapped as
 //!   asked for ([`Encoding`]).
@@ -29,10 +30,10 @@ pub mod lowers;
 pub mod merge;
 pub mod sink;
 pub mod stack;
+pub mod stack_error;
 mod sys;
 pub mod tar_wrapper;
 pub mod upper;
-mod upper_log;
 pub mod writer;
 pub mod zfile;
 
@@ -42,6 +43,7 @@ pub use layer::{LayerError, RoLayer};
 pub use lowers::Lowers;
 pub use merge::MergedIndex;
 pub use sink::Encoding;
-pub use stack::{SealedUpper, Stack, StackError, StackSpec, UpperPaths};
-pub use upper::{AppendUpper, UpperError, UpperStats};
+pub use stack::{SealedUpper, Stack, StackSpec, UpperPaths};
+pub use stack_error::StackError;
+pub use upper::{Upper, UpperError, UpperLayout, UpperStats};
 pub use writer::{LayerInfo, LayerOptions, LayerWriter, WriteError};

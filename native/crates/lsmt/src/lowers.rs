@@ -6,7 +6,7 @@ use crate::blob::Opener;
 use crate::format::{Segment, MAX_LAYERS, NIL_UUID, SECTOR_BYTES};
 use crate::layer::RoLayer;
 use crate::merge::{MergedIndex, MAX_MERGED_ENTRIES};
-use crate::stack::StackError;
+use crate::stack_error::StackError;
 
 /// The sealed layers of a stack and their merged index.
 pub struct Lowers {

@@ -3,125 +3,22 @@
 //! Invariants:
 //! - a read sees, for every sector, the newest layer that maps it;
 //! - I/O runs in parallel; only sealing excludes it, for O(index) time;
-//! - writes that do not cover whole sectors are made alone, so two of them in
-//!   one sector both survive.
+//! - writes that do not cover whole sectors (or what else the upper keeps as
+//!   one piece) are made alone, so two of them in one sector both survive.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use thiserror::Error;
 
 use crate::blob::{FileBlob, Opener};
 use crate::format::{MAX_LAYERS, SECTOR_BYTES};
-use crate::layer::LayerError;
 use crate::lowers::{Lowers, Target};
-use crate::merge::MAX_MERGED_ENTRIES;
-use crate::upper::{AppendUpper, UpperError, UpperStats};
-use crate::writer::WriteError;
+use crate::stack_error::StackError;
+use crate::upper::{Upper, UpperLayout, UpperStats};
 
 /// Sectors looked at in one step of a hole search (512 MiB).
 const SEEK_WINDOW_SECTORS: u64 = 1 << 20;
-
-/// Why a stack operation failed.
-#[derive(Debug, Error)]
-pub enum StackError {
-    /// A lower could not be opened.
-    #[error(transparent)]
-    Layer(#[from] LayerError),
-    /// The upper failed.
-    #[error(transparent)]
-    Upper(#[from] UpperError),
-    /// An output layer could not be written.
-    #[error(transparent)]
-    Write(#[from] WriteError),
-    /// A lower or a source could not be read.
-    #[error("cannot read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// A layer sealed without `sync` could not be made durable later.
-    #[error("cannot flush a sealed layer: {source}")]
-    SyncLayer {
-        /// The cause.
-        source: io::Error,
-    },
-    /// A write to a stack without an upper.
-    #[error("the stack has no upper and is read-only")]
-    ReadOnly,
-    /// A write past the end of the disk.
-    #[error(
-        "range {offset_bytes}+{length_bytes} ends past the disk of {virtual_size_bytes} bytes"
-    )]
-    OutOfRange {
-        /// Start of the range.
-        offset_bytes: u64,
-        /// Length of the range.
-        length_bytes: u64,
-        /// Size of the disk.
-        virtual_size_bytes: u64,
-    },
-    /// The stack is too deep.
-    #[error("{count} layers exceed the limit of {MAX_LAYERS}; commit some of them into one first")]
-    TooManyLayers {
-        /// Layers asked for.
-        count: usize,
-    },
-    /// The merged index is too big.
-    #[error("the merged index of {entries} entries exceeds the limit of {MAX_MERGED_ENTRIES}; commit the layers into one first")]
-    TooManyEntries {
-        /// Entries of all layers.
-        entries: usize,
-    },
-    /// Neither the layers nor the caller say how large the disk is.
-    #[error("the virtual size is unknown: give virtual_size_bytes")]
-    NoSize,
-    /// A size that would cut content off or is no multiple of 512.
-    #[error("virtual size {wanted_bytes} must be a multiple of 512 and at least {least_bytes}")]
-    BadSize {
-        /// Size asked for.
-        wanted_bytes: u64,
-        /// Size of the content.
-        least_bytes: u64,
-    },
-    /// An upper made for a disk of another size.
-    #[error("the upper was made for a disk of {upper_bytes} bytes, not {wanted_bytes}")]
-    UpperSize {
-        /// Size in the upper's header.
-        upper_bytes: u64,
-        /// Size asked for.
-        wanted_bytes: u64,
-    },
-    /// The layers to replace are not one run of the stack's sealed layers.
-    #[error("the layers to replace are not in the stack, one after the other")]
-    NoSuchRun,
-    /// A replacement that does not stand for as large a disk.
-    #[error("the replacement stands for a disk of {replacement_bytes} bytes, the layers for {layers_bytes}")]
-    ReplacementSize {
-        /// Size after the replacement.
-        replacement_bytes: u64,
-        /// Size before.
-        layers_bytes: u64,
-    },
-    /// A replacement that cannot be made durable.
-    #[error("cannot make {path} durable")]
-    SyncReplacement {
-        /// The layer file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
-    /// The fresh upper of a seal holds data already.
-    #[error("the fresh upper {path} is not empty; give a new pair of files")]
-    FreshUpperUsed {
-        /// Its data file.
-        path: PathBuf,
-    },
-}
 
 /// The two files of an upper.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,6 +36,8 @@ pub struct StackSpec {
     pub lowers: Vec<PathBuf>,
     /// The writable upper; created when its files do not exist.
     pub upper: Option<UpperPaths>,
+    /// How an upper that is created is written; an existing one says it itself.
+    pub upper_layout: UpperLayout,
     /// Size of the disk; `None` takes it from the layers.
     pub virtual_size_bytes: Option<u64>,
 }
@@ -158,7 +57,7 @@ pub struct SealedUpper {
 
 struct State {
     lowers: Arc<Lowers>,
-    upper: Option<Arc<AppendUpper>>,
+    upper: Option<Arc<Upper>>,
 }
 
 impl State {
@@ -249,14 +148,16 @@ impl Stack {
         let mut virtual_size_bytes = spec.virtual_size_bytes.unwrap_or(below_bytes);
         let mut upper = None;
         if let Some(paths) = &spec.upper {
-            let opened = AppendUpper::open_or_create(
+            let mut opened = Upper::open_or_create(
                 &paths.data,
                 &paths.index,
+                spec.upper_layout,
                 virtual_size_bytes,
                 lowers.top_uuid(),
             )?;
             virtual_size_bytes = match opened.header().virtual_size_bytes {
-                0 => virtual_size_bytes,
+                // "As below": from now on it says so itself.
+                0 => opened.adopt_size(virtual_size_bytes)?,
                 upper_bytes => match spec.virtual_size_bytes {
                     Some(wanted_bytes) if wanted_bytes != upper_bytes => {
                         return Err(StackError::UpperSize {
@@ -314,6 +215,11 @@ impl Stack {
         layers.map(|layer| layer.path().to_owned()).collect()
     }
 
+    /// How the upper is written, if there is one.
+    pub fn upper_layout(&self) -> Option<UpperLayout> {
+        self.state.read().upper.as_ref().map(|upper| upper.layout())
+    }
+
     /// Figures of the upper, if there is one.
     pub fn upper_stats(&self) -> Option<UpperStats> {
         self.state.read().upper.as_ref().map(|upper| upper.stats())
@@ -350,13 +256,18 @@ impl Stack {
         self.check_range(offset_bytes, length_bytes)?;
         let state = self.state.read();
         let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
-        let start = offset_bytes / SECTOR_BYTES;
-        if offset_bytes % SECTOR_BYTES == 0 && length_bytes % SECTOR_BYTES == 0 {
+        let grain_bytes = upper.grain_bytes();
+        let end_bytes = offset_bytes + length_bytes;
+        let is_end = end_bytes == self.virtual_size_bytes && end_bytes % SECTOR_BYTES == 0;
+        if offset_bytes % grain_bytes == 0 && (end_bytes % grain_bytes == 0 || is_end) {
             let _shared = self.sector_writes.read();
-            return Ok(upper.write_sectors(start, bytes)?);
+            return Ok(upper.write_sectors(offset_bytes / SECTOR_BYTES, bytes)?);
         }
         let _alone = self.sector_writes.write();
-        let end = (offset_bytes + length_bytes).div_ceil(SECTOR_BYTES);
+        let start = offset_bytes / grain_bytes * (grain_bytes / SECTOR_BYTES);
+        let limit = self.virtual_size_bytes.div_ceil(SECTOR_BYTES);
+        let grains_end = end_bytes.div_ceil(grain_bytes) * (grain_bytes / SECTOR_BYTES);
+        let end = grains_end.min(limit);
         let mut sectors = vec![0; ((end - start) * SECTOR_BYTES) as usize];
         state.read(&mut sectors, start * SECTOR_BYTES)?;
         let shift = (offset_bytes - start * SECTOR_BYTES) as usize;
@@ -368,27 +279,33 @@ impl Stack {
     pub fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), StackError> {
         self.check_range(offset_bytes, length_bytes)?;
         let end_bytes = offset_bytes + length_bytes;
-        let start = offset_bytes.div_ceil(SECTOR_BYTES);
-        let end = end_bytes / SECTOR_BYTES;
-        if start > end {
-            // Inside one sector.
+        let grain_bytes = {
+            let state = self.state.read();
+            let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
+            upper.grain_bytes()
+        };
+        let start_bytes = offset_bytes.next_multiple_of(grain_bytes);
+        let whole_end_bytes = end_bytes / grain_bytes * grain_bytes;
+        if start_bytes > whole_end_bytes {
+            // Inside one grain.
             return self.write_at(&vec![0; length_bytes as usize], offset_bytes);
         }
-        let head = start * SECTOR_BYTES - offset_bytes;
+        let head = start_bytes - offset_bytes;
         if head > 0 {
             self.write_at(&vec![0; head as usize], offset_bytes)?;
         }
-        let tail = end_bytes - end * SECTOR_BYTES;
+        let tail = end_bytes - whole_end_bytes;
         if tail > 0 {
-            self.write_at(&vec![0; tail as usize], end * SECTOR_BYTES)?;
+            self.write_at(&vec![0; tail as usize], whole_end_bytes)?;
         }
         let state = self.state.read();
         let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
         let _shared = self.sector_writes.read();
-        for (from, to) in windows(start, end) {
+        for (from, to) in windows(start_bytes / SECTOR_BYTES, whole_end_bytes / SECTOR_BYTES) {
             // A trim of space that is empty already must not grow the log.
             if !state.data_ranges(from, to).is_empty() {
-                upper.zero_sectors(from, to)?;
+                let hides_data = !state.lowers.index.is_zero(from, to);
+                upper.zero_sectors(from, to, hides_data)?;
             }
         }
         Ok(())
@@ -511,15 +428,16 @@ impl Stack {
         Ok(())
     }
 
-    fn create_fresh(&self, fresh: &UpperPaths) -> Result<Arc<AppendUpper>, StackError> {
-        let parent_uuid = {
+    fn create_fresh(&self, fresh: &UpperPaths) -> Result<Arc<Upper>, StackError> {
+        let (parent_uuid, layout) = {
             let state = self.state.read();
             let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
-            upper.header().uuid.clone()
+            (upper.header().uuid.clone(), upper.layout())
         };
-        let upper = AppendUpper::open_or_create(
+        let upper = Upper::open_or_create(
             &fresh.data,
             &fresh.index,
+            layout,
             self.virtual_size_bytes,
             &parent_uuid,
         )?;
@@ -532,7 +450,7 @@ impl Stack {
 
     fn swap_upper(
         &self,
-        fresh: &Arc<AppendUpper>,
+        fresh: &Arc<Upper>,
         sync: bool,
     ) -> Result<(SealedUpper, PathBuf), StackError> {
         let mut state = self.state.write();

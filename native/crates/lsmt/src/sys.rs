@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{fallocate, FallocateFlags, Flock, FlockArg};
 use nix::unistd::{lseek, Whence};
 
 /// Takes the exclusive advisory lock of a file without waiting. `Ok(None)`
@@ -26,6 +26,25 @@ pub fn seek_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
         Ok(found) => Ok(Some(found.unsigned_abs())),
         Err(Errno::ENXIO) => Ok(None),
         Err(Errno::EINVAL) => Ok(Some(offset)),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// First byte of a hole at or after `offset`; the end of the file is one.
+/// Moves the file position.
+pub fn seek_hole(file: &File, offset: u64) -> io::Result<u64> {
+    let start = i64::try_from(offset).map_err(|_| io::Error::from(Errno::EOVERFLOW))?;
+    Ok(lseek(file, start, Whence::SeekHole)?.unsigned_abs())
+}
+
+/// Frees a range of a file, which then reads as zero. `Ok(false)` means that the
+/// file system cannot.
+pub fn punch_hole(file: &File, offset: u64, length_bytes: u64) -> io::Result<bool> {
+    let to_signed = |value| i64::try_from(value).map_err(|_| io::Error::from(Errno::EOVERFLOW));
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    match fallocate(file, flags, to_signed(offset)?, to_signed(length_bytes)?) {
+        Ok(()) => Ok(true),
+        Err(Errno::EOPNOTSUPP) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use lsmt::format::{Segment, BLOCK_BYTES, ENTRY_BYTES};
 use lsmt::{
-    AppendUpper, CommitOptions, Lowers, Opener, Stack, StackError, StackSpec, UpperError,
+    CommitOptions, Lowers, Opener, Stack, StackError, StackSpec, Upper, UpperError, UpperLayout,
     UpperPaths,
 };
 
@@ -31,6 +31,7 @@ fn open(upper: &UpperPaths) -> Result<Stack, StackError> {
         &StackSpec {
             lowers: Vec::new(),
             upper: Some(upper.clone()),
+            upper_layout: UpperLayout::default(),
             virtual_size_bytes: Some(DISK_BYTES),
         },
     )
@@ -98,7 +99,7 @@ fn a_truncated_data_file_loses_only_what_it_held() {
     drop(stack);
     truncate(&upper.data, size(&upper.data) - 512);
     assert_eq!(
-        AppendUpper::check(&upper.data, &upper.index).unwrap(),
+        Upper::check(&upper.data, &upper.index).unwrap(),
         ENTRY_BYTES as u64
     );
     let stack = open(&upper).unwrap();

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use lsmt::lowers::Lowers;
 use lsmt::zfile::Algorithm;
-use lsmt::{AppendUpper, Opener, RoLayer, Stack, StackSpec, UpperPaths};
+use lsmt::{Opener, RoLayer, Stack, StackSpec, Upper, UpperLayout, UpperPaths};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -180,14 +180,14 @@ fn the_upper_reads_over_the_layers() {
     }
     let (data, index, operations) = golden.upper();
     apply(&mut expected, operations);
-    layers.push(AppendUpper::open_read_only(&data, &index).unwrap());
+    layers.push(Upper::open_read_only(&data, &index).unwrap());
     let lowers = Lowers::from_layers(layers).unwrap();
     let stack = Stack::from_lowers(lowers, golden.size() as u64);
     let flat = flat_bytes(&stack);
     assert_eq!(flat, expected);
     let stated = &golden.manifest["upper"]["flat_sha256"];
     assert_eq!(sha256(&flat), stated.as_str().unwrap());
-    assert_eq!(AppendUpper::check(&data, &index).unwrap(), 0);
+    assert_eq!(Upper::check(&data, &index).unwrap(), 0);
 }
 
 #[test]
@@ -214,6 +214,7 @@ fn a_reference_upper_goes_on_under_our_writes_and_seals() {
     let spec = StackSpec {
         lowers,
         upper: Some(upper),
+        upper_layout: UpperLayout::default(),
         virtual_size_bytes: None,
     };
     let stack = Stack::open(&Opener::default(), &spec).unwrap();

@@ -12,7 +12,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use lsmt::{Opener, Stack, StackSpec, UpperPaths};
+use lsmt::{Opener, Stack, StackSpec, UpperLayout, UpperPaths};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -59,6 +59,14 @@ fn range(grain: usize) -> impl Strategy<Value = (usize, usize)> {
         .prop_map(move |(start, length)| (start * grain, length * grain))
 }
 
+fn layouts() -> impl Strategy<Value = UpperLayout> {
+    prop_oneof![
+        Just(UpperLayout::Append),
+        Just(UpperLayout::Hybrid),
+        Just(UpperLayout::Sparse),
+    ]
+}
+
 fn damage() -> impl Strategy<Value = Damage> {
     prop_oneof![
         Just(Damage::None),
@@ -102,12 +110,13 @@ struct Harness {
 }
 
 impl Harness {
-    fn new() -> Harness {
+    fn new(layout: UpperLayout) -> Harness {
         let folder = tempfile::tempdir().unwrap();
         let mut harness = Harness {
             spec: StackSpec {
                 lowers: Vec::new(),
                 upper: None,
+                upper_layout: layout,
                 virtual_size_bytes: Some(DISK_BYTES as u64),
             },
             folder,
@@ -170,6 +179,11 @@ impl Harness {
                 self.open();
             }
             Operation::Crash(damage) => {
+                if self.spec.upper_layout != UpperLayout::Append {
+                    // What is overwritten in place may be there before the flush.
+                    self.stack().flush().unwrap();
+                    self.durable.clone_from(&self.now);
+                }
                 self.stack = None;
                 self.damage(damage);
                 self.open();
@@ -266,8 +280,8 @@ impl Harness {
     }
 }
 
-fn run(lowers: &[Vec<Operation>], operations: &[Operation]) {
-    let mut harness = Harness::new();
+fn run(layout: UpperLayout, lowers: &[Vec<Operation>], operations: &[Operation]) {
+    let mut harness = Harness::new(layout);
     for layer in lowers {
         for operation in layer {
             harness.run(operation);
@@ -292,17 +306,19 @@ proptest! {
 
     #[test]
     fn sectors_match_the_model(
+        layout in layouts(),
         lowers in prop::collection::vec(prop::collection::vec(operation(512), 0..8), 0..4),
         operations in prop::collection::vec(operation(512), 1..40),
     ) {
-        run(&lowers, &operations);
+        run(layout, &lowers, &operations);
     }
 
     #[test]
     fn odd_ranges_match_the_model(
+        layout in layouts(),
         lowers in prop::collection::vec(prop::collection::vec(operation(1), 0..8), 0..4),
         operations in prop::collection::vec(operation(1), 1..40),
     ) {
-        run(&lowers, &operations);
+        run(layout, &lowers, &operations);
     }
 }

@@ -152,7 +152,7 @@ pub fn code_of(error: &StackError) -> Code {
             UpperError::Busy { .. } => Code::Busy,
             UpperError::Sealed { .. } | UpperError::Incomplete { .. } => Code::Conflict,
             UpperError::Format { .. } | UpperError::Mismatch { .. } => Code::Corrupt,
-            UpperError::TooManyExtents { .. } => Code::InvalidInput,
+            UpperError::TooManyExtents { .. } | UpperError::NoSize { .. } => Code::InvalidInput,
             UpperError::Io { .. } | UpperError::Poisoned { .. } => Code::Io,
         },
         StackError::Write(WriteError::TooManyEntries { .. })

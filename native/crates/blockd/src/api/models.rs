@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use lsmt::zfile::{Algorithm, Compression};
+use lsmt::UpperLayout;
 use serde::{Deserialize, Serialize};
 
 /// How the kernel caches a stack's file.
@@ -35,6 +36,39 @@ impl From<&Upper> for lsmt::UpperPaths {
     }
 }
 
+/// How an upper is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// Every write is appended.
+    #[default]
+    Append,
+    /// Overwrites go where the data is, all else is appended.
+    Hybrid,
+    /// Every sector at its fixed place of a sparse file.
+    Sparse,
+}
+
+impl From<Layout> for UpperLayout {
+    fn from(layout: Layout) -> UpperLayout {
+        match layout {
+            Layout::Append => UpperLayout::Append,
+            Layout::Hybrid => UpperLayout::Hybrid,
+            Layout::Sparse => UpperLayout::Sparse,
+        }
+    }
+}
+
+impl From<UpperLayout> for Layout {
+    fn from(layout: UpperLayout) -> Layout {
+        match layout {
+            UpperLayout::Append => Layout::Append,
+            UpperLayout::Hybrid => Layout::Hybrid,
+            UpperLayout::Sparse => Layout::Sparse,
+        }
+    }
+}
+
 /// Who owns a stack's file besides root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +93,9 @@ pub struct OpenStack {
     /// Writable upper, created when absent.
     #[serde(default)]
     pub upper: Option<Upper>,
+    /// How an upper that is created is written; `append` when absent.
+    #[serde(default)]
+    pub upper_layout: Option<Layout>,
     /// Size of the disk; taken from the layers when absent.
     #[serde(default)]
     pub virtual_size_bytes: Option<u64>,
@@ -83,6 +120,8 @@ pub struct StackInfo {
     pub lowers: Vec<PathBuf>,
     /// The upper in use now.
     pub upper: Option<Upper>,
+    /// How it is written.
+    pub upper_layout: Option<Layout>,
     /// Kernel caching.
     pub cache: CacheMode,
     /// Owner of the file.

@@ -370,3 +370,40 @@ fn what_is_not_in_a_stack_cannot_be_replaced() {
         assert_eq!(read(&disk, round * MIB, 5000), content(round as u32, 5000));
     }
 }
+
+#[test]
+fn an_upper_keeps_the_layout_it_was_made_with() {
+    let daemon = Daemon::start();
+    for layout in ["append", "hybrid", "sparse"] {
+        let body = json!({
+            "upper": daemon.upper(layout), "upper_layout": layout, "virtual_size_bytes": MIB,
+        });
+        let path = format!("/v1/stacks/{layout}");
+        let info = daemon.ok("PUT", &path, &body);
+        assert_eq!(info["upper_layout"], layout);
+        let disk = open_rw(&daemon.file(layout));
+        for round in 0..3 {
+            disk.write_all_at(&content(round, 100_000), 4096).unwrap();
+        }
+        disk.sync_all().unwrap();
+        let used = |info: &Value| info["upper_data_bytes"].as_u64().unwrap();
+        let grew = used(&daemon.ok("GET", &path, &Value::Null)) > used(&info) + 150_000;
+        assert_eq!(grew, layout == "append");
+        let mut expected = vec![0; MIB as usize];
+        disk.read_exact_at(&mut expected, 0).unwrap();
+        drop(disk);
+        daemon.ok("DELETE", &path, &Value::Null);
+        // Opened again without a word about it, and sealed.
+        let body = json!({ "upper": daemon.upper(layout) });
+        assert_eq!(daemon.ok("PUT", &path, &body)["upper_layout"], layout);
+        let seal = json!({ "upper": daemon.upper(&format!("{layout}-2")), "sync": false });
+        let sealed = daemon.ok("POST", &format!("{path}/seal"), &seal);
+        assert_eq!(sealed["stack"]["upper_layout"], layout);
+        assert!(
+            std::fs::read(daemon.file(layout)).unwrap() == expected,
+            "{layout}"
+        );
+    }
+    let body = json!({ "upper": daemon.upper("x"), "upper_layout": "tree" });
+    daemon.fails(400, "PUT", "/v1/stacks/x", &body);
+}

@@ -1,4 +1,4 @@
-//! Reading an append upper's two files back into a map (spec 1.6).
+//! Reading the two files of an upper that keeps a log back into a map (spec 1.6).
 //!
 //! Recovery keeps the longest prefix of the record log that is whole: a torn
 //! last record, a tail of zero bytes, and records whose data lies past the end
@@ -16,7 +16,8 @@ use crate::format::{
     flags, Block, FormatError, Segment, BLOCK_BYTES, ENTRY_BYTES, FIRST_DATA_SECTOR,
     INVALID_SECTOR, MAX_UPPER_RECORDS, SECTOR_BYTES,
 };
-use crate::upper::UpperError;
+
+use super::{sparse, UpperError};
 
 /// Records read at a time (1 MiB).
 const CHUNK_RECORDS: u64 = 65_536;
@@ -45,6 +46,9 @@ pub(crate) fn replay(
     index: &File,
 ) -> Result<Replay, UpperError> {
     let header = read_header(data_path, data)?;
+    if header.flags & flags::SPARSE != 0 {
+        return sparse::scan(data_path, data, header);
+    }
     let index_header = read_header(index_path, index)?;
     check_headers(data_path, data, &header, index_path, &index_header)?;
     let data_bytes = size_of(data_path, data)?;
@@ -91,14 +95,14 @@ pub(crate) fn is_sealed(path: &Path, data: &File) -> Result<bool, UpperError> {
     Ok(Block::decode(&bytes, "trailer").is_ok_and(|block| block.flags & sealed == sealed))
 }
 
-fn size_of(path: &Path, file: &File) -> Result<u64, UpperError> {
+pub(crate) fn size_of(path: &Path, file: &File) -> Result<u64, UpperError> {
     let metadata = file.metadata();
     Ok(metadata
         .map_err(|source| UpperError::io("stat", path, source))?
         .len())
 }
 
-fn read_header(path: &Path, file: &File) -> Result<Block, UpperError> {
+pub(crate) fn read_header(path: &Path, file: &File) -> Result<Block, UpperError> {
     let mut bytes = [0; BLOCK_BYTES];
     match file.read_exact_at(&mut bytes, 0) {
         Ok(()) => {}
@@ -140,10 +144,6 @@ fn check_headers(
         return Err(UpperError::Sealed {
             path: data_path.to_owned(),
         });
-    }
-    if header.flags & flags::SPARSE != 0 {
-        let reason = "sparse uppers are not supported for writing";
-        return bad(data_path, header.flags, reason);
     }
     if index_header.flags & flags::DATA != 0 {
         return bad(index_path, index_header.flags, "not an upper's index file");

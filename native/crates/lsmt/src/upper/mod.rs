@@ -1,11 +1,17 @@
-//! The writable top of a stack: an append log of data plus a log of records.
+//! The writable top of a stack.
 //!
-//! Invariants (overlaybd spec 1.6):
-//! - data is only ever appended, so an extent once looked up stays readable;
+//! Three layouts, all of the format ([`UpperLayout`]): an append log of data plus a
+//! log of records, which is the default; the same with overwrites in place; and a
+//! sparse file without a log ([`sparse`]).
+//!
+//! Invariants (overlaybd spec 1.6 to 1.8):
+//! - places of data are never used for anything else, so an extent once looked up
+//!   stays readable;
 //! - a record enters the index file only after the data it names has been
 //!   through `fdatasync`; until then it lives in memory;
-//! - after a crash the files open to the state of the last completed flush, or
-//!   to a later moment, never to a mix;
+//! - after a crash an append log opens to the state of the last completed flush,
+//!   or to a later moment, never to a mix; what the other two were overwriting since
+//!   then may read old, new or torn, as on any disk;
 //! - one process holds the upper: its data file carries an exclusive lock.
 
 use std::fs::{File, OpenOptions};
@@ -17,102 +23,55 @@ use std::sync::Arc;
 
 use nix::fcntl::Flock;
 use parking_lot::{Mutex, RwLock};
-use thiserror::Error;
 
 use crate::blob::FileBlob;
-use crate::extents::{join, ExtentMap};
+use crate::extents::ExtentMap;
 use crate::format::{
-    encode_entries, flags, new_uuid, Block, FormatError, Segment, BLOCK_BYTES, ENTRY_BYTES,
-    FIRST_DATA_SECTOR, MAX_ENTRY_SECTORS, MAX_LAYER_ENTRIES, SECTOR_BYTES,
+    encode_entries, flags, new_uuid, Block, Segment, BLOCK_BYTES, ENTRY_BYTES, FIRST_DATA_SECTOR,
+    MAX_ENTRY_SECTORS, MAX_LAYER_ENTRIES, SECTOR_BYTES,
 };
 use crate::layer::RoLayer;
 use crate::sys;
-use crate::upper_log::{self, Replay};
 
-/// Records kept in memory before a write forces a flush (1 MiB).
-const MAX_PENDING_RECORDS: usize = 65_536;
+mod error;
+mod log;
+mod sparse;
+mod write;
+
+pub use error::UpperError;
+use log::Replay;
+
 /// Longest piece of one write: the entry limit rounded to whole 4 KiB pages, so
 /// that pieces of an aligned write stay aligned.
-const MAX_PIECE_SECTORS: u64 = MAX_ENTRY_SECTORS / 8 * 8;
+pub(crate) const MAX_PIECE_SECTORS: u64 = MAX_ENTRY_SECTORS / 8 * 8;
 
-/// Why an upper could not be opened or used.
-#[derive(Debug, Error)]
-pub enum UpperError {
-    /// The operating system refused.
-    #[error("upper {path}: cannot {action}: {source}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The bytes are not an append upper.
-    #[error("upper {path}: {source}")]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: FormatError,
-    },
-    /// The data and index files have different identities.
-    #[error("upper files {data} and {index} do not belong together: their uuids differ")]
-    Mismatch {
-        /// The data file.
-        data: PathBuf,
-        /// The index file.
-        index: PathBuf,
-    },
-    /// The file is a sealed layer already.
-    #[error("upper {path} is a sealed layer; open it as a lower and give a fresh upper")]
-    Sealed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Only one of the two files exists, and it holds data.
-    #[error("upper file {missing} is missing while {present} holds data; restore the missing file or remove both")]
-    Incomplete {
-        /// The file that does not exist.
-        missing: PathBuf,
-        /// The file that does.
-        present: PathBuf,
-    },
-    /// Another process, or another stack, holds the upper.
-    #[error("upper {path} is in use by another stack or process")]
-    Busy {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The extents do not fit in one sealed layer.
-    #[error("upper {path} has {extents} extents, a sealed layer holds at most {MAX_LAYER_ENTRIES}; commit it instead")]
-    TooManyExtents {
-        /// The file.
-        path: PathBuf,
-        /// Extents in the map.
-        extents: usize,
-    },
-    /// An earlier `fdatasync` failed; what reached the disk is unknown.
-    #[error("upper {path} failed to reach the disk earlier and accepts no more flushes; reopen it to continue from the last good flush")]
-    Poisoned {
-        /// The file.
-        path: PathBuf,
-    },
+/// How an upper is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum UpperLayout {
+    /// Every write is appended. Nothing is ever torn; overwrites leave garbage.
+    #[default]
+    Append,
+    /// Overwrites go where the upper has the data already, all else is appended.
+    Hybrid,
+    /// Sector n at a fixed place of a sparse file.
+    Sparse,
 }
 
-impl UpperError {
-    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> UpperError {
-        let path = path.to_owned();
-        UpperError::Io {
-            action,
-            path,
-            source,
+impl UpperLayout {
+    fn flag(self) -> u32 {
+        match self {
+            UpperLayout::Append => 0,
+            UpperLayout::Hybrid => flags::HYBRID,
+            UpperLayout::Sparse => flags::SPARSE,
         }
     }
 
-    pub(crate) fn format(path: &Path, source: FormatError) -> UpperError {
-        let path = path.to_owned();
-        UpperError::Format { path, source }
+    fn of(header: &Block) -> UpperLayout {
+        match header.flags & (flags::HYBRID | flags::SPARSE) {
+            flags::SPARSE => UpperLayout::Sparse,
+            flags::HYBRID => UpperLayout::Hybrid,
+            _ => UpperLayout::Append,
+        }
     }
 }
 
@@ -137,35 +96,45 @@ struct LogState {
     written_records: u64,
 }
 
-/// An open append upper. All methods may be called from several threads.
-pub struct AppendUpper {
+/// An open upper. All methods may be called from several threads.
+pub struct Upper {
     data_path: PathBuf,
     index_path: PathBuf,
     data: Flock<File>,
     index: File,
     header: Block,
+    layout: UpperLayout,
     dropped_bytes: u64,
     state: RwLock<LogState>,
     /// Good bytes of the index file; the lock also makes flushes one at a time.
     index_bytes: Mutex<u64>,
+    /// Data was overwritten in place since the last flush.
+    is_dirty: AtomicBool,
     needs_directory_sync: AtomicBool,
     poisoned: AtomicBool,
 }
 
-impl AppendUpper {
+impl Upper {
     /// Opens the upper, or creates it when neither file holds anything yet.
     ///
-    /// `virtual_size_bytes` and `parent_uuid` are used for a new upper only.
+    /// All but the paths is used for a new upper only.
     pub fn open_or_create(
         data_path: &Path,
         index_path: &Path,
+        layout: UpperLayout,
         virtual_size_bytes: u64,
         parent_uuid: &str,
-    ) -> Result<AppendUpper, UpperError> {
+    ) -> Result<Upper, UpperError> {
         if holds_nothing(data_path, index_path)? {
-            AppendUpper::create(data_path, index_path, virtual_size_bytes, parent_uuid)
+            Upper::create(
+                data_path,
+                index_path,
+                layout,
+                virtual_size_bytes,
+                parent_uuid,
+            )
         } else {
-            AppendUpper::open(data_path, index_path)
+            Upper::open(data_path, index_path)
         }
     }
 
@@ -173,11 +142,12 @@ impl AppendUpper {
     fn create(
         data_path: &Path,
         index_path: &Path,
+        layout: UpperLayout,
         virtual_size_bytes: u64,
         parent_uuid: &str,
-    ) -> Result<AppendUpper, UpperError> {
+    ) -> Result<Upper, UpperError> {
         let header = Block {
-            flags: flags::HEADER | flags::DATA,
+            flags: flags::HEADER | flags::DATA | layout.flag(),
             index_offset: 0,
             index_size: 0,
             virtual_size_bytes,
@@ -185,21 +155,33 @@ impl AppendUpper {
             parent_uuid: parent_uuid.to_owned(),
             user_tag: String::new(),
         };
+        let is_sparse = layout == UpperLayout::Sparse;
+        if is_sparse && virtual_size_bytes == 0 {
+            return Err(UpperError::NoSize {
+                path: data_path.to_owned(),
+            });
+        }
         let data = lock(data_path, open_file(data_path, true)?)?;
         let index = open_file(index_path, true)?;
+        let data_end = if is_sparse {
+            sparse::data_end(virtual_size_bytes)
+        } else {
+            FIRST_DATA_SECTOR
+        };
         let index_header = Block {
-            flags: flags::HEADER,
+            flags: flags::HEADER | layout.flag(),
             index_offset: BLOCK_BYTES as u64,
             ..header.clone()
         };
-        let write = |path, file: &File, block: &Block| {
+        let write = |path, file: &File, block: &Block, size_bytes| {
             let result = file
                 .set_len(0)
-                .and_then(|()| file.write_all_at(&block.encode(), 0));
+                .and_then(|()| file.write_all_at(&block.encode(), 0))
+                .and_then(|()| file.set_len(size_bytes));
             result.map_err(|source| UpperError::io("create", path, source))
         };
-        let written = write(data_path, &data, &header)
-            .and_then(|()| write(index_path, &index, &index_header));
+        let written = write(data_path, &data, &header, data_end * SECTOR_BYTES)
+            .and_then(|()| write(index_path, &index, &index_header, BLOCK_BYTES as u64));
         if let Err(error) = written {
             // Best effort: an empty pair left behind is created anew next time.
             let _ = std::fs::remove_file(data_path);
@@ -209,22 +191,25 @@ impl AppendUpper {
         let replay = Replay {
             header,
             map: ExtentMap::default(),
-            data_end: FIRST_DATA_SECTOR,
+            data_end,
             index_bytes: BLOCK_BYTES as u64,
             records: 0,
             dropped_bytes: 0,
         };
-        Ok(AppendUpper::assemble(
+        Ok(Upper::assemble(
             data_path, index_path, data, index, replay, true,
         ))
     }
 
     /// Opens an upper for writing and repairs what a crash left (see
-    /// [`AppendUpper::dropped_bytes`]).
-    pub fn open(data_path: &Path, index_path: &Path) -> Result<AppendUpper, UpperError> {
+    /// [`Upper::dropped_bytes`]).
+    pub fn open(data_path: &Path, index_path: &Path) -> Result<Upper, UpperError> {
         let data = lock(data_path, open_file(data_path, false)?)?;
-        let index = open_file(index_path, false)?;
-        let replay = upper_log::replay(data_path, &data, index_path, &index)?;
+        // A sparse upper needs no index file, so it may have none.
+        let header = log::read_header(data_path, &data)?;
+        let is_sparse = UpperLayout::of(&header) == UpperLayout::Sparse;
+        let index = open_file(index_path, is_sparse)?;
+        let replay = log::replay(data_path, &data, index_path, &index)?;
         if replay.dropped_bytes > 0 {
             // Durable before new data is appended: a record that pointed past the
             // end must not come back once the data file has grown over it.
@@ -233,7 +218,7 @@ impl AppendUpper {
                 .and_then(|()| index.sync_all())
                 .map_err(|source| UpperError::io("truncate", index_path, source))?;
         }
-        Ok(AppendUpper::assemble(
+        Ok(Upper::assemble(
             data_path, index_path, data, index, replay, false,
         ))
     }
@@ -246,7 +231,7 @@ impl AppendUpper {
     ) -> Result<(RoLayer, Vec<Segment>), UpperError> {
         let open = |path| File::open(path).map_err(|source| UpperError::io("open", path, source));
         let (data, index) = (open(data_path)?, open(index_path)?);
-        let replay = upper_log::replay(data_path, &data, index_path, &index)?;
+        let replay = log::replay(data_path, &data, index_path, &index)?;
         let blob =
             FileBlob::new(data).map_err(|source| UpperError::io("stat", data_path, source))?;
         let entries: Vec<Segment> = replay.map.iter().copied().collect();
@@ -263,7 +248,7 @@ impl AppendUpper {
     pub fn check(data_path: &Path, index_path: &Path) -> Result<u64, UpperError> {
         let open = |path| File::open(path).map_err(|source| UpperError::io("open", path, source));
         let (data, index) = (open(data_path)?, open(index_path)?);
-        Ok(upper_log::replay(data_path, &data, index_path, &index)?.dropped_bytes)
+        Ok(log::replay(data_path, &data, index_path, &index)?.dropped_bytes)
     }
 
     fn assemble(
@@ -273,12 +258,13 @@ impl AppendUpper {
         index: File,
         replay: Replay,
         is_new: bool,
-    ) -> AppendUpper {
-        AppendUpper {
+    ) -> Upper {
+        Upper {
             data_path: data_path.to_owned(),
             index_path: index_path.to_owned(),
             data,
             index,
+            layout: UpperLayout::of(&replay.header),
             header: replay.header,
             dropped_bytes: replay.dropped_bytes,
             state: RwLock::new(LogState {
@@ -288,6 +274,7 @@ impl AppendUpper {
                 written_records: replay.records,
             }),
             index_bytes: Mutex::new(replay.index_bytes),
+            is_dirty: AtomicBool::new(false),
             needs_directory_sync: AtomicBool::new(is_new),
             poisoned: AtomicBool::new(false),
         }
@@ -306,6 +293,34 @@ impl AppendUpper {
     /// Identity and size, as in the data file's header.
     pub fn header(&self) -> &Block {
         &self.header
+    }
+
+    /// How it is written.
+    pub fn layout(&self) -> UpperLayout {
+        self.layout
+    }
+
+    /// Writes must start and end at multiples of this, or at the disk's end.
+    pub(crate) fn grain_bytes(&self) -> u64 {
+        match self.layout {
+            UpperLayout::Append | UpperLayout::Hybrid => SECTOR_BYTES,
+            UpperLayout::Sparse => sparse::GRAIN_BYTES,
+        }
+    }
+
+    /// States the size in both headers, for an upper that was made to inherit it.
+    pub(crate) fn adopt_size(&mut self, virtual_size_bytes: u64) -> Result<u64, UpperError> {
+        self.header.virtual_size_bytes = virtual_size_bytes;
+        let index_header = Block {
+            flags: self.header.flags & !flags::DATA,
+            index_offset: BLOCK_BYTES as u64,
+            ..self.header.clone()
+        };
+        let written = self.data.write_all_at(&self.header.encode(), 0);
+        written.map_err(|source| UpperError::io("write", &self.data_path, source))?;
+        let written = self.index.write_all_at(&index_header.encode(), 0);
+        written.map_err(|source| UpperError::io("write", &self.index_path, source))?;
+        Ok(virtual_size_bytes)
     }
 
     /// Bytes of the index file that recovery cut off at open; 0 after a clean stop.
@@ -342,83 +357,14 @@ impl AppendUpper {
             .map_err(|source| UpperError::io("read", &self.data_path, source))
     }
 
-    /// Writes whole sectors. Lasting only after [`AppendUpper::flush`].
-    pub(crate) fn write_sectors(&self, sector: u64, bytes: &[u8]) -> Result<(), UpperError> {
-        debug_assert_eq!(bytes.len() as u64 % SECTOR_BYTES, 0);
-        let mut offset = sector;
-        for piece in bytes.chunks((MAX_PIECE_SECTORS * SECTOR_BYTES) as usize) {
-            self.make_room_for_records()?;
-            let sectors = piece.len() as u64 / SECTOR_BYTES;
-            let moffset = self.reserve(sectors);
-            let written = self.data.write_all_at(piece, moffset * SECTOR_BYTES);
-            if let Err(source) = written {
-                self.give_back(moffset, sectors);
-                return Err(UpperError::io("write", &self.data_path, source));
-            }
-            self.record(Segment::data(offset, sectors, moffset));
-            offset += sectors;
-        }
-        Ok(())
-    }
-
-    /// Makes whole sectors read as zero, whatever the layers below hold.
-    pub(crate) fn zero_sectors(&self, start: u64, end: u64) -> Result<(), UpperError> {
-        let mut offset = start;
-        while offset < end {
-            self.make_room_for_records()?;
-            let sectors = (end - offset).min(MAX_ENTRY_SECTORS);
-            // A zeroed record names no data. The one place that can never be
-            // past the end of the data file is the first sector.
-            self.record(Segment::zeroed(offset, sectors, FIRST_DATA_SECTOR));
-            offset += sectors;
-        }
-        Ok(())
-    }
-
-    fn reserve(&self, sectors: u64) -> u64 {
-        let mut state = self.state.write();
-        let moffset = state.data_end;
-        state.data_end += sectors;
-        moffset
-    }
-
-    /// Takes a failed reservation back if nothing was reserved after it, and
-    /// frees what was written of it: the disk may be full.
-    fn give_back(&self, moffset: u64, sectors: u64) {
-        let mut state = self.state.write();
-        if state.data_end == moffset + sectors {
-            state.data_end = moffset;
-            // Best effort: a longer file is only unreferenced garbage.
-            let _ = self.data.set_len(moffset * SECTOR_BYTES);
-        }
-    }
-
-    fn record(&self, segment: Segment) {
-        let mut state = self.state.write();
-        state.map.insert(segment);
-        if let Some(last) = state.pending.last_mut() {
-            if let Some(joined) = join(last, &segment) {
-                *last = joined;
-                return;
-            }
-        }
-        state.pending.push(segment);
-    }
-
-    fn make_room_for_records(&self) -> Result<(), UpperError> {
-        if self.state.read().pending.len() < MAX_PENDING_RECORDS {
-            return Ok(());
-        }
-        self.flush()
-    }
-
     /// Makes everything written before the call durable: `fdatasync` of the
     /// data, then the records, then `fdatasync` of those. A failed flush may be
     /// tried again, unless the data's `fdatasync` itself failed.
     pub fn flush(&self) -> Result<(), UpperError> {
         let mut index_bytes = self.index_bytes.lock();
         let records = std::mem::take(&mut self.state.write().pending);
-        if records.is_empty() {
+        let was_dirty = self.is_dirty.swap(false, Ordering::AcqRel);
+        if records.is_empty() && !was_dirty {
             return Ok(());
         }
         match self.flush_records(&mut index_bytes, &records) {
@@ -427,6 +373,7 @@ impl AppendUpper {
                 Ok(())
             }
             Err(error) => {
+                self.is_dirty.fetch_or(was_dirty, Ordering::AcqRel);
                 let mut state = self.state.write();
                 let newer = std::mem::replace(&mut state.pending, records);
                 state.pending.extend(newer);
@@ -490,7 +437,7 @@ impl AppendUpper {
             });
         }
         let data_bytes = state.data_end * SECTOR_BYTES;
-        let layout = self.header.flags & flags::HYBRID;
+        let layout = self.layout.flag();
         let trailer = Block {
             flags: flags::DATA | flags::SEALED | layout,
             index_offset: data_bytes,
