@@ -7,22 +7,26 @@ import asyncio
 import base64
 import json
 import ssl
-import struct
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpcore
 
 from agentenv.core.clock import Clock, rfc3339
-from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, Unavailable
+from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, StorageFull, Unavailable
 from agentenv.core.ids import new_entropy
+from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart, Stream, follow
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
 from agentenv.host import netns
 
 ENVD_PORT = 49983
 _MAX_READ_BYTES = 65536
 _MAX_OUTPUT_BYTES = 1 << 20
+_UPLOAD_CHUNK_BYTES = 1 << 20
+_NAMED_CHARS = 200  # of a command that an error names
 _BOOT_CONNECT_S = 1.0  # the kernel's first repeat of a SYN comes after as long, the fifth after 31 s
 _RETRY_S = 0.01  # between tries of a guest that refuses connections: it is about to listen
 
@@ -200,25 +204,57 @@ class GuestClient:
         A guest without a token, as in template builds, takes the call without one.
         DeadlineExceeded, Internal (envd refused it, or the guest was lost).
         """
-        message = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", command]}, "stdin": False}).encode()
-        headers: dict[bytes | str, bytes | str] = {
-            "Content-Type": "application/connect+json",
-            "Connect-Protocol-Version": "1",
-            "Authorization": "Basic " + base64.b64encode(b"root:").decode(),
-        }
-        if access_token:
-            headers["X-Access-Token"] = access_token
+        output = bytearray()
+
+        def keep(_stream: Stream, data: bytes) -> None:
+            output.extend(data[: _MAX_OUTPUT_BYTES - len(output)])
+
+        try:
+            ended = await self.execute(namespace, Command(("/bin/sh", "-c", command), access_token=access_token), keep, deadline_s)
+        except CommandRefused as error:
+            raise Internal(f"envd refused the command: {error.message}") from error
+        return ended.exit_code, output.decode(errors="replace")
+
+    async def execute(
+        self, namespace: str, command: Command, on_output: OnOutput, deadline_s: float, on_start: OnStart = lambda: None
+    ) -> Ended:
+        """Run a command in a guest, handing its output on as it comes.
+
+        From `on_start` on the command runs, and goes on when this call is cancelled.
+        CommandRefused, DeadlineExceeded (the command goes on), Internal (the guest was lost).
+        """
+        name = " ".join(command.argv)[-_NAMED_CHARS:]
         try:
             async with (
                 asyncio.timeout(deadline_s),
                 httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace)) as pool,
-                pool.stream("POST", f"{self._url}/process.Process/Start", headers=headers, content=connect_frame(message)) as reply,
+                pool.stream("POST", f"{self._url}/process.Process/Start", headers=command.headers(), content=command.body()) as reply,
             ):
-                return await _read_process(reply)
+                return await follow(reply.aiter_stream(), on_output, reply.status, on_start)
         except TimeoutError as error:
-            raise DeadlineExceeded(f"`{command}` did not end in the guest within {deadline_s:g} s") from error
+            raise DeadlineExceeded(f"`{name}` did not end in the guest within {deadline_s:g} s") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            raise Internal(f"the guest was lost while it ran `{command}`: {error}") from error
+            raise Internal(f"the guest was lost while it ran `{name}`: {error}") from error
+
+    async def upload(self, namespace: str, source: Path, destination: str, deadline_s: float) -> None:
+        """Put a file of the host at `destination` in a guest without a token, as root. DeadlineExceeded, Internal, StorageFull."""
+        size_bytes = (await asyncio.to_thread(source.stat)).st_size
+        target = f"{self._url}/files?{urlencode({'path': destination, 'username': 'root'})}"
+        headers: dict[bytes | str, bytes | str] = {"Content-Type": "application/octet-stream", "Content-Length": str(size_bytes)}
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace)) as pool,
+            ):
+                reply = await pool.request("POST", target, headers=headers, content=_file_chunks(source))
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{destination} could not be written in the guest within {deadline_s:g} s") from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            raise Internal(f"the guest was lost while {destination} was written: {error}") from error
+        if reply.status == 507:
+            raise StorageFull(f"no room in the guest: {_message(reply.content)}", "free some space in it, or make its disk larger")
+        if not 200 <= reply.status < 300:
+            raise Internal(f"the guest's envd answered the upload of {destination} with {reply.status}: {_message(reply.content)}")
 
     def metrics_reader(self, namespace: str, access_token: str) -> MetricsReader:
         """For the metrics of the guest in `namespace`, as long as it lives there. Nothing is dialled yet; the caller closes it."""
@@ -258,26 +294,7 @@ def _message(content: bytes) -> str:
         return f"the guest refused its settings: {content[:200]!r}"
 
 
-def connect_frame(message: bytes) -> bytes:
-    """One enveloped message of a Connect stream (contract section 3.3)."""
-    return struct.pack(">BI", 0, len(message)) + message
-
-
-async def _read_process(reply: httpcore.Response) -> tuple[int, str]:
-    """Follow the events of one process to its end."""
-    buffer, output, exit_code = b"", bytearray(), None
-    async for chunk in reply.aiter_stream():
-        buffer += chunk
-        while len(buffer) >= 5 and len(buffer) >= 5 + (size := int.from_bytes(buffer[1:5], "big")):
-            last, body, buffer = buffer[0] & 2, json.loads(buffer[5 : 5 + size]), buffer[5 + size :]
-            if last and "error" in body:
-                raise Internal(f"envd refused the command: {body['error'].get('message', body['error'])}")
-            event = body.get("event", {})
-            for stream in ("stdout", "stderr"):
-                output += base64.b64decode(event.get("data", {}).get(stream, ""))
-            del output[_MAX_OUTPUT_BYTES:]
-            if "end" in event:
-                exit_code = int(event["end"].get("exitCode", 0))
-    if exit_code is None:
-        raise Internal(f"envd answered {reply.status} without an end of the process")
-    return exit_code, output.decode(errors="replace")
+async def _file_chunks(source: Path) -> AsyncIterator[bytes]:
+    with source.open("rb", buffering=0) as file:
+        while chunk := await asyncio.to_thread(file.read, _UPLOAD_CHUNK_BYTES):
+            yield chunk

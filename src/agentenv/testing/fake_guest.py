@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from agentenv.core.clock import Clock
 from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, Unavailable
 from agentenv.core.model import MetricSample
 from agentenv.guest.client import GuestIdentity
+from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart
 from agentenv.testing.failpoints import Failpoints
 from agentenv.testing.fake_slots import FakeNetwork
 from agentenv.testing.fake_vmm import FakeProcesses
@@ -17,8 +19,9 @@ ENVD_VERSION = "0.6.13"
 
 
 class FakeGuest:
-    """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`,
-    `guest.answers`, `guest.freeze`, `guest.freeze:done`, `guest.thaw`; `guest.metrics` cannot fail."""
+    """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`, `guest.answers`,
+    `guest.freeze`, `guest.freeze:done`, `guest.thaw`, `guest.run`, `guest.execute`, `guest.execute:done`, `guest.upload`;
+    `guest.metrics` cannot fail."""
 
     def __init__(self, processes: FakeProcesses, network: FakeNetwork, clock: Clock, points: Failpoints | None = None) -> None:
         self._processes, self._network, self._clock = processes, network, clock
@@ -65,6 +68,34 @@ class FakeGuest:
         await self._points.hit("guest.thaw")
         if process is None or not process.running or process.hung:
             raise Unavailable("the guest did not answer /fsthaw")
+
+    async def execute(
+        self, namespace: str, command: Command, on_output: OnOutput, deadline_s: float, on_start: OnStart = lambda: None
+    ) -> Ended:
+        """As `run`; what a command of a build does to memory and disk is one block, named by the command."""
+        await self._points.hit("guest.execute")
+        process = self._processes.in_namespace(namespace)
+        if process is None or not process.running:
+            raise Internal("the guest was lost")
+        if process.identity is not None and process.identity.access_token not in ("", command.access_token):
+            raise CommandRefused("unauthenticated: a token is needed")
+        on_start()
+        text = command.argv[-1]
+        self.commands.append(text)
+        code, output = self.answers_to(text)
+        if code == 0:
+            process.write(text[:40], "done")
+        if output:
+            on_output("stdout", output.encode())
+        await self._points.hit("guest.execute:done")
+        return Ended(code, f"exit status {code}")
+
+    async def upload(self, namespace: str, source: Path, destination: str, deadline_s: float) -> None:
+        """One block more."""
+        await self._points.hit("guest.upload")
+        process = self._processes.in_namespace(namespace)
+        if process is None or not process.write(destination, str(source.stat().st_size)):
+            raise Internal("the guest was lost")
 
     async def run(self, namespace: str, command: str, deadline_s: float, access_token: str = "") -> tuple[int, str]:
         """Every command works and says nothing, unless `answers_to` says otherwise. Internal for a wrong token or no guest."""
