@@ -239,7 +239,7 @@ async def _serve(config: Config) -> None:
         await parts.volumes.open()
         await reconcile.reconcile(parts)
         await _open_hot_memory(parts)
-        orchestrator.open()
+        await orchestrator.open()
         settings = ApiSettings.from_config(config.api)
         api = api_server(create_app(orchestrator, KeyRing.from_file(paths.api_key), settings))
         listener = bind_unix(paths.api_socket)

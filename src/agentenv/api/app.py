@@ -1,6 +1,6 @@
 """The HTTP API of a node: joins routes, errors and middleware into one ASGI app. The wire contract is E2B's.
 
-Every route but `/health` asks for a key first, or for the token of the volume it serves; every error has the contract's
+Every route but `/health` asks for a key first, or for the token of the volume or of the upload it serves; every error has the contract's
 shape; nothing here keeps state but the idempotency cache. The app neither listens nor logs anywhere by itself.
 """
 
@@ -17,6 +17,7 @@ from agentenv.api.context import ApiContext
 from agentenv.api.idempotency import IdempotencyCache
 from agentenv.api.middleware import RawPath, RequestLog
 from agentenv.api.routes import (
+    builds,
     health,
     lifecycle,
     logs,
@@ -50,12 +51,14 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
     # The first three have literal paths that the others, in this order, would take for ids.
-    modules = (tags, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets, openapi)
+    modules = (tags, builds, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets, openapi)
     keyed = [module.router for module in modules]
     for router in keyed:
         app.include_router(router, dependencies=[Depends(require_key)])
-    app.include_router(volume_content.router)  # asks for the volume's own token
-    routes = [route for router in (health.router, volume_content.router, *keyed) for route in router.routes]
+    open_routers = (health.router, volume_content.router, builds.uploads)  # the last two ask for tokens of their own
+    for router in open_routers[1:]:
+        app.include_router(router)
+    routes = [route for router in (*open_routers, *keyed) for route in router.routes]
     errors.install(app, routes)
     openapi.install(app, routes)
     app.add_middleware(RawPath)

@@ -28,6 +28,7 @@ router = APIRouter()
 _REF = "#/components/schemas/{model}"
 _PUBLIC = frozenset({"/health"})
 _VOLUME_CONTENT = "/volumecontent/"
+_UPLOADS = "/template-files/"
 _ERROR = {
     "type": "object",
     "required": ["code", "message"],
@@ -73,6 +74,7 @@ def document(routes: Sequence[APIRoute]) -> dict[str, Any]:
     schemas.update(_body_schemas(routes))
     made["components"]["securitySchemes"] = {
         "key": {"type": "apiKey", "in": "header", "name": "X-API-KEY"},
+        "ticket": {"type": "apiKey", "in": "query", "name": "ticket", "description": "Comes with the URL of an upload."},
         "volumeToken": {"type": "http", "scheme": "bearer", "description": "The token of one volume."},
     }
     for route in routes:
@@ -89,7 +91,7 @@ def _complete(operation: dict[str, Any], route: APIRoute, schemas: dict[str, Any
         operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
     in_volume = route.path.startswith(_VOLUME_CONTENT)
     if route.path not in _PUBLIC:
-        operation["security"] = [{"volumeToken": []} if in_volume else {"key": []}]
+        operation["security"] = [{"volumeToken": []} if in_volume else {"ticket": []} if route.path.startswith(_UPLOADS) else {"key": []}]
     operation["responses"].pop(str(HTTPStatus.UNPROCESSABLE_ENTITY.value), None)
     _describe_reply(operation["responses"], route, schemas)
     error = {"$ref": _REF.format(model="VolumeError" if in_volume else "Error")}

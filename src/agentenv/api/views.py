@@ -8,12 +8,15 @@ from typing import NotRequired, cast
 from typing_extensions import TypedDict  # the document's models are made from these, which `typing`'s own allows from 3.12 on
 
 from agentenv.api.errors import error_body
+from agentenv.core.builds import BuildJob
 from agentenv.core.clock import rfc3339
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import Build, ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Tag, Template, Volume
 from agentenv.core.network import EgressProxy, HeaderRule
 from agentenv.core.references import NAMESPACE
 from agentenv.core.templates import snapshot_name
+from agentenv.template.build_log import BuildEntry
+from agentenv.template.builds import BuildReport
 from agentenv.volume.tree import Entry
 
 CLIENT_ID = "local"  # the contract demands the field; it named a host once and means nothing to the SDKs
@@ -133,6 +136,58 @@ class AssignmentView(TypedDict):
     assignedAt: str
     buildCreatedAt: str
     buildFinishedAt: str
+
+
+class RequestedBuildView(TypedDict):
+    """`TemplateRequestResponseV3`: a build that was requested."""
+
+    templateID: str
+    buildID: str
+    public: bool
+    names: list[str]
+    tags: list[str]
+    aliases: list[str]
+
+
+class UploadView(TypedDict):
+    """`TemplateBuildFileUpload`: whether files are here, and where to put them."""
+
+    present: bool
+    url: str
+
+
+class BuildLogView(TypedDict):
+    """`BuildLogEntry`: one line of a build."""
+
+    timestamp: str
+    message: str
+    level: str
+    step: NotRequired[str]
+
+
+class BuildReasonView(TypedDict):
+    """`BuildStatusReason`: why a build has failed. `step` is `base`, `finalize` or a number from 1 on."""
+
+    message: str
+    step: NotRequired[str]
+    logEntries: list[BuildLogView]
+
+
+class BuildStatusView(TypedDict):
+    """`TemplateBuildInfo`: how far a build is. `logs` is empty as the contract has it since the first builder went."""
+
+    templateID: str
+    buildID: str
+    status: str
+    logs: list[str]
+    logEntries: list[BuildLogView]
+    reason: NotRequired[BuildReasonView]
+
+
+class BuildLogsView(TypedDict):
+    """`TemplateBuildLogsResponse`: a part of a build's log."""
+
+    logs: list[BuildLogView]
 
 
 class MetricView(TypedDict):
@@ -336,6 +391,66 @@ def build_view(build: Build) -> dict[str, object]:
         **_machine(build.machine),
         "envdVersion": build.envd_version,
     }
+
+
+def requested_build_view(job: BuildJob, template: Template | None) -> RequestedBuildView:
+    """A build that was requested, of a template that exists already or not."""
+    aliases = [job.name] if template is None else list(template.aliases)
+    return {
+        "templateID": job.template_id,
+        "buildID": job.build_id,
+        "public": template is not None and template.public,
+        "names": [f"{NAMESPACE}/{alias}" for alias in aliases],
+        "tags": list(job.tags),
+        "aliases": aliases,
+    }
+
+
+def requested_template_view(job: BuildJob, machine: Machine, template: Template | None) -> TemplateView:
+    """The same as the older answer has it: the template with the new build in the place of its newest."""
+    requested = requested_build_view(job, template)
+    at = rfc3339(job.created_at_ms)
+    return {
+        "templateID": job.template_id,
+        "buildID": job.build_id,
+        **_machine(machine),
+        "public": requested["public"],
+        "aliases": requested["aliases"],
+        "names": requested["names"],
+        "createdAt": at if template is None else rfc3339(template.created_at_ms),
+        "updatedAt": at,
+        "createdBy": None,
+        "lastSpawnedAt": None if template is None or template.last_spawned_at_ms is None else rfc3339(template.last_spawned_at_ms),
+        "spawnCount": 0 if template is None else template.spawn_count,
+        "buildCount": 1 if template is None else template.build_count + 1,
+        "envdVersion": "" if template is None else template.builds[0].envd_version,
+        "buildStatus": job.status,
+    }
+
+
+def build_status_view(report: BuildReport) -> BuildStatusView:
+    """How far a build is, with a part of its log."""
+    job = report.job
+    view: BuildStatusView = {
+        "templateID": job.template_id,
+        "buildID": job.build_id,
+        "status": job.status,
+        "logs": [],
+        "logEntries": [build_log_view(entry) for entry in report.entries],
+    }
+    if job.failure is not None:
+        view["reason"] = {"message": job.failure.message, "logEntries": []}
+        if job.failure.step:
+            view["reason"]["step"] = job.failure.step
+    return view
+
+
+def build_log_view(entry: BuildEntry) -> BuildLogView:
+    """One line of a build."""
+    view: BuildLogView = {"timestamp": rfc3339(entry.timestamp_ms), "message": entry.message, "level": entry.level}
+    if entry.step:
+        view["step"] = entry.step
+    return view
 
 
 def volume_view(volume: Volume) -> VolumeView:

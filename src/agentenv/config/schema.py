@@ -173,6 +173,15 @@ class LimitsConfig(_Section):
     disk_reserve_mb: int = Field(256, ge=0, description="Free space a pause or create must leave on the node's disk, MiB.")
     templates: int = Field(10000, ge=1, le=100000, description="Most templates, snapshots of sandboxes included.")
     layers_in_chain: int = Field(32, ge=4, le=200, description="Layers of memory or disk a paused sandbox may have before they are merged.")
+    builds_at_once: int = Field(2, ge=1, le=64, description="Template builds that run at the same time; others wait their turn.")
+    build_minutes: int = Field(60, ge=1, le=1440, description="Longest template build, minutes.")
+    build_steps_cached: int = Field(
+        1000, ge=0, le=100000, description="Disks of build steps that are kept for later builds; the one used longest ago goes first."
+    )
+    build_file_mb: int = Field(2048, ge=1, le=1048576, description="Largest archive that may be uploaded for a build's COPY step, MiB.")
+    build_files_mb: int = Field(
+        8192, ge=1, le=16777216, description="Uploaded archives that are kept, all together, MiB; the one used longest ago goes first."
+    )
     killed_kept_s: int = Field(3600, ge=0, description="How long the row and log of a killed sandbox are kept, seconds.")
 
 

@@ -15,6 +15,7 @@ from agentenv.core.network import Egress, NetworkSettings, addresses
 
 OnTimeout = Literal["kill", "pause"]
 TemplateKind = Literal["builtin", "built", "snapshot"]  # made by the node itself, by a build, from a sandbox
+Purpose = Literal["sandbox", "build"]  # a build's VM is nobody's sandbox: no caller can see it
 PauseMode = Literal["full", "filesystem"]
 LogLevel = Literal["debug", "info", "warn", "error"]
 LOG_LEVELS: tuple[LogLevel, ...] = ("debug", "info", "warn", "error")
@@ -64,10 +65,24 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a template keeps running: part of its memory, and to be started again in a guest that boots. Both run as root."""
+    """What a template keeps running: part of its memory, and to be started again in a guest that boots, and in templates made from it."""
 
-    start: str  # a shell command that leaves the service running and returns at once
-    ready: str  # a shell command that succeeds once it answers
+    start: str  # a shell command that starts it
+    ready: str  # a shell command that succeeds once it answers; empty: it is given a while
+    user: str = "root"
+    workdir: str = ""
+    env_vars: dict[str, str] = field(default_factory=dict)
+    stays: bool = False  # `start` is the service itself and does not return; it runs in a login shell
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What commands start with where nothing else is said, and the service that runs beside them."""
+
+    user: str = "user"
+    workdir: str = "/home/user"
+    env_vars: dict[str, str] = field(default_factory=dict)
+    service: Service | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +97,13 @@ class Build:
     env_vars: dict[str, str] = field(default_factory=dict)
     sandbox_id: str | None = None  # which sandbox it is a snapshot of
     service: Service | None = None
+    user: str = "user"
+    workdir: str = "/home/user"
+
+    @property
+    def context(self) -> Context:
+        """What commands in it start with."""
+        return Context(self.user, self.workdir, dict(self.env_vars), self.service)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +238,9 @@ class Sandbox:
     build_id: str = ""  # of the template; empty in rows of older versions
     creation: Creation | None = None  # set in the commit that says it runs: a creation that failed may be repeated
     service: Service | None = None  # the template's: a cold boot starts it again
+    purpose: Purpose = "sandbox"
+    default_user: str = "user"
+    default_workdir: str = "/home/user"
 
     @property
     def egress(self) -> Egress:
@@ -269,6 +294,8 @@ def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms
         updated_at_ms=now_ms,
         build_id=build.build_id,
         service=build.service,
+        default_user=build.user,
+        default_workdir=build.workdir,
     )
 
 

@@ -52,6 +52,21 @@ class NodePaths:
         return self.home / "volumes"
 
     @property
+    def build_files(self) -> Path:
+        """Archives uploaded for template builds, by the hash of their files."""
+        return self.home / "builds" / "files"
+
+    @property
+    def build_logs(self) -> Path:
+        """One file per template build."""
+        return self.home / "builds" / "logs"
+
+    @property
+    def build_scratch(self) -> Path:
+        """What builds under way need for a moment; empty when the server starts."""
+        return self.home / "builds" / "scratch"
+
+    @property
     def secret_key(self) -> Path:
         """The key that secrets are encrypted with, readable by the owner only."""
         return self.home / "secret-key"

@@ -38,15 +38,20 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     return created
 
 
-async def launch(parts: Parts, sandbox: Sandbox, creation: Creation | None = None) -> Sandbox:
-    """Record a new sandbox and start it from its `snapshot_id`. On failure it ends as killed, with the reason."""
+async def launch(parts: Parts, sandbox: Sandbox, creation: Creation | None = None, *, cold: bool = False) -> Sandbox:
+    """Record a new sandbox and start it from its `snapshot_id`. On failure it ends as killed, with the reason.
+
+    `cold` boots it, on a machine of the sandbox's own size; else the snapshot says how large it is.
+    """
     sandbox_id = sandbox.sandbox_id
     began_ms = parts.clock.monotonic_ms()
     async with parts.shared.locked(sandbox_id):  # before it is recorded: from then on it can be found, and killed
         await parts.store.add_sandbox(sandbox)
         try:
             snapshot = parts.store.snapshot(sandbox.snapshot_id or "")
-            record, vm = await start(parts, sandbox, snapshot)
+            if cold:
+                snapshot = replace(snapshot, machine=sandbox.machine)
+            record, vm = await start(parts, sandbox, snapshot, cold=cold)
             now_ms = parts.clock.now_ms()
             running = await parts.store.transition(
                 sandbox_id,

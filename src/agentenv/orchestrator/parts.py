@@ -27,6 +27,7 @@ from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
+from agentenv.template.workshop import BaseImages, NoImages
 from agentenv.vmm.driver import BootSpec, Vm, Vmm
 from agentenv.volume.registry import Volumes
 from agentenv.volume.server import VolumeServers
@@ -55,6 +56,7 @@ class Parts:
     secrets: Vault
     boot: BootSpec
     shared: Shared
+    images: BaseImages = field(default_factory=NoImages)
 
 
 @dataclass

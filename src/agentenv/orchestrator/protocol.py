@@ -23,6 +23,7 @@ from agentenv.core.model import (
 )
 from agentenv.core.network import NetworkSettings
 from agentenv.secret.vault import Vault
+from agentenv.template.builds import Builds
 from agentenv.volume.registry import Volumes
 
 
@@ -37,6 +38,11 @@ class Orchestrator(Protocol):
     @property
     def secrets(self) -> Vault:
         """The node's secrets."""
+        ...
+
+    @property
+    def builds(self) -> Builds:
+        """The node's template builds."""
         ...
 
     async def create(self, request: CreateRequest) -> Sandbox:

@@ -34,7 +34,7 @@ _KEEPS_VM = SERVING | CAPTURING
 async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object] | None = None) -> None:
     """Run once before the first request is served. `end_strays` stands in for `kill_strays` where VMs are no processes."""
     stacks = {stack.stack_id: stack for stack in await parts.blocks.stacks()}
-    adopted = [s for s in parts.store.sandboxes() if s.state in _KEEPS_VM and await _adopt(parts, s, stacks)]
+    adopted = [s for s in parts.store.sandboxes() if _goes_on(s) and await _adopt(parts, s, stacks)]
     runs = {parts.paths.vm(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None}
     await asyncio.to_thread(end_strays or kill_strays, parts.paths.vms, runs)
     await _close_strays(parts, stacks, adopted)
@@ -48,6 +48,11 @@ async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object
         if sandbox.sandbox_id not in kept:
             await _finish(parts, sandbox)
     await sweep(parts)
+
+
+def _goes_on(sandbox: Sandbox) -> bool:
+    """A build is not taken up again: what it has done so far is in its cache."""
+    return sandbox.state in _KEEPS_VM and sandbox.purpose == "sandbox"
 
 
 async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bool:
@@ -99,6 +104,8 @@ async def _finish(parts: Parts, sandbox: Sandbox) -> None:
     """Bring a sandbox without a VM to a state it can rest in."""
     if sandbox.state is State.CREATING:
         await delete.end(parts, sandbox, "the server stopped while it was being created")
+    elif sandbox.purpose == "build" and sandbox.state is not State.KILLED:
+        await delete.end(parts, sandbox, "the server stopped while the build was under way")
     elif sandbox.state in _KEEPS_VM:
         await delete.end(parts, sandbox, "its VM or its disk was lost while the server was down")
     else:

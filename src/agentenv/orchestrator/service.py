@@ -25,7 +25,9 @@ from agentenv.core.network import NetworkSettings
 from agentenv.orchestrator import create, delete, evict, fork, heal, network, pause, resume, sample, snapshot, templates
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import sweep_soon
+from agentenv.orchestrator.workshop import VmWorkshop
 from agentenv.secret.vault import Vault
+from agentenv.template.builds import Builds
 from agentenv.volume.registry import Volumes
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class Orchestrator:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._keepers: list[asyncio.Task[None]] = []
+        self._builds = Builds(parts.store, VmWorkshop(parts), parts.paths, parts.clock, parts.config.limits, parts.images)
 
     @property
     def volumes(self) -> Volumes:
@@ -49,8 +52,14 @@ class Orchestrator:
         """The node's secrets."""
         return self._parts.secrets
 
-    def open(self) -> None:
-        """Start acting on timeouts and on stalled disks, and reading the guests' metrics."""
+    @property
+    def builds(self) -> Builds:
+        """The node's template builds."""
+        return self._builds
+
+    async def open(self) -> None:
+        """Settle the builds of an earlier server; start acting on timeouts and on stalled disks, and reading the guests' metrics."""
+        await self._builds.open()
         self._keepers = [asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal, sample)]
 
     async def close(self) -> None:
@@ -59,6 +68,7 @@ class Orchestrator:
             keeper.cancel()
         if self._keepers:
             await asyncio.wait(self._keepers)
+        await self._builds.close()
         await self._parts.shared.settle()
         for watcher in list(self._parts.shared.watchers):
             watcher.cancel()
@@ -80,13 +90,13 @@ class Orchestrator:
     def peek(self, sandbox_id: str) -> Sandbox:
         """`get` without waiting, for the proxy's route look-up."""
         sandbox = self._parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
+        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED) or sandbox.purpose == "build":
             raise delete.missing(sandbox_id)
         return sandbox
 
     def peek_all(self) -> list[Sandbox]:
         """All sandboxes that are not ended, without waiting."""
-        return [s for s in self._parts.store.sandboxes() if s.state not in (State.KILLING, State.KILLED)]
+        return [s for s in self._parts.store.sandboxes() if s.state not in (State.KILLING, State.KILLED) and s.purpose == "sandbox"]
 
     def remembers(self, sandbox_id: str) -> bool:
         """Whether there is, or lately was, such a sandbox."""
@@ -123,7 +133,8 @@ class Orchestrator:
     @staticmethod
     def _matches(sandbox: Sandbox, wanted: SandboxFilter) -> bool:
         return (
-            VISIBLE.get(sandbox.state) in wanted.states
+            sandbox.purpose == "sandbox"
+            and VISIBLE.get(sandbox.state) in wanted.states
             and all(sandbox.metadata.get(k) == v for k, v in wanted.metadata.items())
             and (wanted.template is None or wanted.template in (sandbox.template_id, sandbox.template_name))
             and (wanted.started_after_ms is None or sandbox.started_at_ms >= wanted.started_after_ms)

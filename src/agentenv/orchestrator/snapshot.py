@@ -44,6 +44,8 @@ async def snapshot(parts: Parts, sandbox_id: str, name: str | None, memory: bool
                 dict(source.env_vars),
                 source.sandbox_id,
                 source.service,
+                source.default_user,
+                source.default_workdir,
             )
 
             def change(present: list[Template]) -> Template:

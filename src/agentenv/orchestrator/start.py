@@ -124,7 +124,14 @@ async def _introduce(
 ) -> str:
     """Wait for the guest and tell it who it is; an early end of its VMM is the better news of the two. Returns envd's version."""
     identity = GuestIdentity(
-        sandbox.sandbox_id, sandbox.template_id, sandbox.access_token, sandbox.env_vars, parts.config.guest.dns_servers, volume_mounts
+        sandbox.sandbox_id,
+        sandbox.template_id,
+        sandbox.access_token,
+        sandbox.env_vars,
+        parts.config.guest.dns_servers,
+        volume_mounts,
+        sandbox.default_user,
+        sandbox.default_workdir,
     )
     ended = asyncio.create_task(vm.ended())
     hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s, boots))

@@ -2,7 +2,8 @@
 
 Marks come from the database, from blockd's open stacks and from what verbs under way have announced. What might go is
 always listed before the marks are gathered, and nothing is named for the first time after that, so a mark that is
-missing then stays missing. A sweep that is killed half-way is simply done again. What a template's build names is kept.
+missing then stays missing. A sweep that is killed half-way is simply done again. What a template's build or the cache of
+build steps names is kept.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ async def _forget_snapshots(parts: Parts) -> None:
 
 def _wanted_snapshots(parts: Parts) -> set[str]:
     named = {s.snapshot_id for s in parts.store.sandboxes() if s.state is not State.KILLED and s.snapshot_id is not None}
-    return {*parts.shared.snapshots_in_use, *named, *(build.snapshot_id for build in all_builds(parts.store))}
+    cached = (step.snapshot_id for step in parts.store.cached_steps.all())
+    return {*parts.shared.snapshots_in_use, *named, *cached, *(build.snapshot_id for build in all_builds(parts.store))}
 
 
 def _referenced(parts: Parts) -> set[str]:

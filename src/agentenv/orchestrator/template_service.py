@@ -10,11 +10,12 @@ import asyncio
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.model import Sandbox, Service
+from agentenv.guest.commands import Command, OnStart, Stream
 from agentenv.orchestrator.parts import Parts, note
 
 _COMMAND_DEADLINE_S = 30.0  # of the start command, which returns at once, and of one try of the ready command
 _INTERVAL_MS = 2_000  # between tries: each costs the booting guest a shell
-_SAID_MAX_CHARS = 500
+_SAID_MAX_BYTES = 500
 _HINT = "see the service's own log in the sandbox"
 
 
@@ -23,9 +24,11 @@ async def start_again(parts: Parts, sandbox: Sandbox, namespace: str, run_id: st
     service = sandbox.service
     if service is None:
         return
-    failure = await _failure(parts, sandbox, namespace, service.start)
+    failure = await _start(parts, sandbox, namespace, service)
     if failure is not None:
         await note(parts, sandbox.sandbox_id, "the template's start command failed after the boot", "error", cause=failure, hint=_HINT)
+        return
+    if not service.ready:
         return
     task = asyncio.create_task(_until_ready(parts, sandbox, namespace, run_id, service), name=f"service of {sandbox.sandbox_id}")
     parts.shared.watchers.add(task)
@@ -37,7 +40,7 @@ async def _until_ready(parts: Parts, sandbox: Sandbox, namespace: str, run_id: s
     sandbox_id, deadline_s = sandbox.sandbox_id, parts.config.guest.service_deadline_s
     began_ms = parts.clock.monotonic_ms()
     while _lives(parts, sandbox_id, run_id):
-        failure = await _failure(parts, sandbox, namespace, service.ready)
+        failure = await _failure(parts, sandbox, namespace, service, service.ready)
         took_ms = parts.clock.monotonic_ms() - began_ms
         if not _lives(parts, sandbox_id, run_id):
             return
@@ -57,10 +60,39 @@ def _lives(parts: Parts, sandbox_id: str, run_id: str) -> bool:
     return sandbox is not None and sandbox.vm is not None and sandbox.vm.run_id == run_id
 
 
-async def _failure(parts: Parts, sandbox: Sandbox, namespace: str, command: str) -> str | None:
-    """Why a command did not succeed, or None."""
+async def _start(parts: Parts, sandbox: Sandbox, namespace: str, service: Service) -> str | None:
+    """Why the start command did not succeed, or None. One that stays is left alone as soon as it runs."""
+    if not service.stays:
+        return await _failure(parts, sandbox, namespace, service, service.start)
+    started = asyncio.Event()
+    work = asyncio.ensure_future(_failure(parts, sandbox, namespace, service, service.start, started.set))
+    waits = asyncio.ensure_future(started.wait())
     try:
-        status, said = await parts.guest.run(namespace, command, _COMMAND_DEADLINE_S, sandbox.access_token)
+        await asyncio.wait({work, waits}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        for task in (work, waits):
+            task.cancel()
+        await asyncio.wait({work, waits})
+
+
+async def _failure(
+    parts: Parts, sandbox: Sandbox, namespace: str, service: Service, command: str, on_start: OnStart = lambda: None
+) -> str | None:
+    """Why a command of the service did not succeed, or None."""
+    said = bytearray()
+
+    def keep(_stream: Stream, data: bytes) -> None:
+        said.extend(data)
+        del said[:-_SAID_MAX_BYTES]
+
+    wanted = Command(("/bin/sh", "-c", command), service.user, service.workdir, service.env_vars, sandbox.access_token)
+    if service.stays:
+        wanted = Command.in_login_shell(command, service.user, service.workdir, service.env_vars, sandbox.access_token)
+    try:
+        ended = await parts.guest.execute(namespace, wanted, keep, _COMMAND_DEADLINE_S, on_start)
     except AgentEnvError as error:
         return error.message
-    return None if status == 0 else f"`{command}` ended with status {status}: {said[-_SAID_MAX_CHARS:]}"
+    if ended.exit_code == 0:
+        return None
+    return f"`{command}` ended with status {ended.exit_code}: {said.decode(errors='replace')}"

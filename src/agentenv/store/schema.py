@@ -56,7 +56,12 @@ def _with_builds(row: dict[str, object]) -> dict[str, object]:
     return kept | {"aliases": [row["name"]], "kind": "builtin", "builds": [build], "tags": [tag]}
 
 
-STEPS: tuple[Step, ...] = (_FIRST, _VOLUMES_AND_SECRETS, _templates_with_builds)
+_TEMPLATE_BUILDS = """
+CREATE TABLE builds (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
+CREATE TABLE cached_steps (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
+"""
+
+STEPS: tuple[Step, ...] = (_FIRST, _VOLUMES_AND_SECRETS, _templates_with_builds, _TEMPLATE_BUILDS)
 VERSION = len(STEPS)
 
 

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 
+from agentenv.core.builds import BuildJob, CachedStep
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State, is_allowed
@@ -54,6 +55,8 @@ class Store:
         self._templates: dict[str, Template] = {}
         self.volumes = TableShelf("volumes", Volume, "volume_id", self._execute)
         self.secrets = TableShelf("secrets", Secret, "secret_id", self._execute)
+        self.builds = TableShelf("builds", BuildJob, "build_id", self._execute)
+        self.cached_steps = TableShelf("cached_steps", CachedStep, "key", self._execute)
         self._rows: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one writer per sandbox
 
     async def open(self) -> None:
@@ -287,6 +290,8 @@ class Store:
             self._templates = {t.template_id: replace(t, spawn_count=n, last_spawned_at_ms=at) for t, n, at in templates}
             self.volumes.load(self._db)
             self.secrets.load(self._db)
+            self.builds.load(self._db)
+            self.cached_steps.load(self._db)
         except (sqlite3.DatabaseError, ValueError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:  # an upgrade needs a little room
                 raise self._refused(error) from error

@@ -79,7 +79,7 @@ class FakeNode:
             await self._add_template(parts)
         await reconcile.reconcile(parts, self.processes.end_strays)
         orchestrator = Orchestrator(parts)
-        orchestrator.open()
+        await orchestrator.open()
         self._servers.append((parts, orchestrator))
         self.points = points
 
@@ -286,6 +286,7 @@ class FakeNode:
         vms = [row.vm for row in rows if row.vm is not None]
         hot = {memory_stack_id(store.snapshot(snapshot_id).memory_layers) for snapshot_id in hot_snapshot_ids(store)}
         wanted = {r.snapshot_id for r in store.sandboxes() if r.snapshot_id} | {build.snapshot_id for build in all_builds(store)}
+        wanted |= {step.snapshot_id for step in store.cached_steps.all()}
         disks = {layer for s in store.snapshots() for layer in (*s.memory_layers, *s.disk_layers)}
         disks |= {path.name.split(".")[0] for vm in vms for path in self._files(vm)}
         stacks = {stack for vm in vms for stack in (vm.memory_stack, vm.disk_stack)}

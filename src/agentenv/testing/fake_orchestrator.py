@@ -17,7 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from agentenv.config.schema import LimitsConfig
 from agentenv.core import ids, templates
+from agentenv.core.builds import BuildJob, CachedStep
 from agentenv.core.clock import Clock, SystemClock, rfc3339
 from agentenv.core.errors import AgentEnvError, Conflict, GuestUnresponsive, Internal, InvalidInput, LimitReached, NotFound, Unavailable
 from agentenv.core.lifecycle import CAPTURING, SERVING, VISIBLE, State, is_allowed
@@ -37,10 +39,13 @@ from agentenv.core.model import (
     new_sandbox,
 )
 from agentenv.core.network import NetworkSettings
+from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG, parse_new_name
 from agentenv.orchestrator import templates as administration
 from agentenv.secret.vault import Vault
+from agentenv.template.builds import Builds
 from agentenv.testing.fake_store import MemoryShelf
+from agentenv.testing.fake_workshop import FakeImages, FakeWorkshop
 from agentenv.volume import mounts
 from agentenv.volume.registry import Volumes
 
@@ -90,12 +95,14 @@ def make_template(name: str = "base", created_at_ms: int = 1_700_000_000_000) ->
     return templates.first(build, (name,), "builtin", (DEFAULT_TAG,), created_at_ms)
 
 
-class _TemplateBook:
+class TemplateBook:
     """Implements `orchestrator.templates.TemplateStore` in memory."""
 
     def __init__(self, templates: Iterable[Template], sandboxes: dict[str, Sandbox]) -> None:
         self._by_id = {template.template_id: template for template in templates}
         self._sandboxes = sandboxes
+        self.builds: MemoryShelf[BuildJob] = MemoryShelf("build_id")
+        self.cached_steps: MemoryShelf[CachedStep] = MemoryShelf("key")
 
     def templates(self) -> list[Template]:
         """All templates, newest first."""
@@ -127,7 +134,7 @@ class FakeOrchestrator:
         self.sandboxes_running = sandboxes_running
         self.hung: set[str] = set()  # sandboxes whose guest does not answer
         self._sandboxes: dict[str, Sandbox] = {}
-        self._book = _TemplateBook(templates if templates is not None else [make_template()], self._sandboxes)
+        self._book = TemplateBook(templates if templates is not None else [make_template()], self._sandboxes)
         self._logs: defaultdict[str, list[LogEntry]] = defaultdict(list)
         self._metrics: defaultdict[str, list[MetricSample]] = defaultdict(list)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -136,6 +143,11 @@ class FakeOrchestrator:
         self.home = TemporaryDirectory(prefix="aenv-fake-")  # goes when this is collected
         self.volumes = Volumes(MemoryShelf("volume_id"), Path(self.home.name) / "volumes", self.clock)
         self.secrets = Vault(MemoryShelf("secret_id"), Path(self.home.name) / "secret-key", self.clock)
+        self.workshop = FakeWorkshop(self._book.templates)
+        self.images = FakeImages(self.workshop)
+        paths = NodePaths(Path(self.home.name), Path(self.home.name) / "run")
+        self.builds = Builds(self._book, self.workshop, paths, self.clock, LimitsConfig(disk_reserve_mb=0), self.images)
+        self.builds.files.open()
 
     # -- steering, for tests
 

@@ -12,6 +12,7 @@ from agentenv.api.models import UpdateTemplateBody
 from agentenv.api.pagination import MAX_LIMIT, Limit, NextToken, cut_page, page_of
 from agentenv.api.request_parts import json_body, template_in_path
 from agentenv.api.views import TemplateView, build_view, template_names, template_view
+from agentenv.core.errors import NotFound
 from agentenv.core.model import Template
 
 router = APIRouter()
@@ -73,8 +74,15 @@ async def update_v1(context: Context, template_id: TemplateInPath, body: Update)
 
 @router.delete("/templates/{template_id}", status_code=204)
 async def delete(context: Context, template_id: TemplateInPath) -> Response:
-    """Remove a template or snapshot; with a tag, only that tag and its build. 404 the second time, 400 while sandboxes use it."""
-    await context.orchestrator.delete_template(template_in_path(template_id))
+    """Remove a template or snapshot, and end its builds; with a tag, only that tag and its build. 400 while sandboxes use it."""
+    reference = template_in_path(template_id)
+    unfinished = context.orchestrator.builds.unfinished(reference)
+    try:
+        await context.orchestrator.delete_template(reference)
+    except NotFound:
+        if not unfinished:
+            raise
+    await context.orchestrator.builds.give_up(unfinished, "the template was deleted while the build was under way")
     return Response(status_code=204)
 
 

@@ -1,5 +1,6 @@
-"""Routes of the contract that this node does not offer yet: a clear 501 that names the route, after the key was checked.
+"""Routes of the contract that this node does not offer: a clear 501 that names the route, after the key was checked.
 
+These are of the first builder: its clients push an image to a registry of the service, which no client of today does.
 A route that gets built leaves this table in the same change.
 """
 
@@ -14,21 +15,17 @@ from agentenv.core.errors import Unsupported
 
 ROUTES: tuple[tuple[str, str], ...] = (
     ("POST", "/templates"),
-    ("POST", "/v2/templates"),
-    ("POST", "/v3/templates"),
     ("POST", "/templates/{template_id}"),
-    ("GET", "/templates/{template_id}/files/{files_hash}"),
     ("POST", "/templates/{template_id}/builds/{build_id}"),
-    ("POST", "/v2/templates/{template_id}/builds/{build_id}"),
-    ("GET", "/templates/{template_id}/builds/{build_id}/status"),
-    ("GET", "/templates/{template_id}/builds/{build_id}/logs"),
 )
 
 router = APIRouter()
 
 
 async def _refuse(request: Request) -> Never:
-    raise Unsupported(f"{request.method} {request.scope['route'].path}: this node does not offer it")
+    raise Unsupported(
+        f"{request.method} {request.scope['route'].path}: this node does not offer it", "use a newer client: it builds with /v3/templates"
+    )
 
 
 for _method, _path in ROUTES:

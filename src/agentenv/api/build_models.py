@@ -1,0 +1,97 @@
+"""Request bodies of template builds, by the exact JSON names of the contract (section 2.7)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agentenv.api.bodies import Body
+from agentenv.core.builds import BuildPlan, Registry, Step
+from agentenv.core.errors import InvalidInput
+from agentenv.core.templates import TAGS_MAX
+
+_COMMAND_CHARS = 100_000  # a program cannot be given more than 128 KiB in one argument
+
+
+class NewBuildBody(Body):
+    """`POST /v3/templates`. `alias` is the older word for `name`; `teamID` is ignored: a node is one team."""
+
+    name: str | None = None
+    alias: str | None = None
+    tags: list[str] = Field(default_factory=list, max_length=TAGS_MAX)
+    cpu_count: int | None = Field(None, alias="cpuCount")
+    memory_mb: int | None = Field(None, alias="memoryMB")
+    min_free_disk_mb: int | None = Field(None, alias="minFreeDiskMb", ge=0)  # best effort: disks of this node grow as they are written
+
+    def wanted_name(self) -> str:
+        """InvalidInput when there is none."""
+        name = self.name or self.alias
+        if not name:
+            raise InvalidInput("name: Field required")
+        return name
+
+
+class NewBuildBodyV2(Body):
+    """`POST /v2/templates`."""
+
+    alias: str
+    cpu_count: int | None = Field(None, alias="cpuCount")
+    memory_mb: int | None = Field(None, alias="memoryMB")
+
+
+class StepBody(Body):
+    """One of `steps`."""
+
+    type: Literal["RUN", "COPY", "ENV", "WORKDIR", "USER"]
+    args: list[Annotated[str, Field(max_length=_COMMAND_CHARS)]] = Field(default_factory=list)
+    files_hash: str = Field("", alias="filesHash")
+    force: bool = False
+
+
+class RegistryBody(Body, extra="allow"):
+    """`fromImageRegistry`: `registry{username,password}`, `aws{...}` or `gcp{...}`."""
+
+    type: Literal["registry", "aws", "gcp"]
+
+
+class StartBuildBody(Body):
+    """`POST /v2/templates/{id}/builds/{buildID}`."""
+
+    from_image: str = Field("", alias="fromImage", max_length=1024)
+    from_template: str = Field("", alias="fromTemplate", max_length=512)
+    from_image_registry: RegistryBody | None = Field(None, alias="fromImageRegistry")
+    force: bool = False
+    steps: list[StepBody] = Field(default_factory=list, max_length=1000)
+    start_cmd: str = Field("", alias="startCmd", max_length=_COMMAND_CHARS)
+    ready_cmd: str = Field("", alias="readyCmd", max_length=_COMMAND_CHARS)
+
+
+_REGISTRY_FIELDS = {
+    "registry": ("username", "password"),
+    "aws": ("awsAccessKeyId", "awsSecretAccessKey", "awsRegion"),
+    "gcp": ("serviceAccountJson",),
+}
+
+
+def to_plan(body: StartBuildBody) -> BuildPlan:
+    """What the build does. InvalidInput when the credentials are not what their type needs."""
+    return BuildPlan(
+        from_image=body.from_image.strip(),
+        from_template=body.from_template.strip(),
+        registry=None if body.from_image_registry is None else _registry(body.from_image_registry),
+        steps=tuple(Step(step.type, tuple(step.args), step.files_hash, step.force) for step in body.steps),
+        start_command=body.start_cmd.strip(),
+        ready_command=body.ready_cmd.strip(),
+        force=body.force,
+    )
+
+
+def _registry(body: RegistryBody) -> Registry:
+    given: dict[str, Any] = body.model_extra or {}
+    settings = {}
+    for name in _REGISTRY_FIELDS[body.type]:
+        if not isinstance(given.get(name), str):
+            raise InvalidInput(f"fromImageRegistry.{name}: a text is required for type {body.type}")
+        settings[name] = given[name]
+    return Registry(body.type, settings)

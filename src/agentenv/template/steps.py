@@ -1,0 +1,272 @@
+"""What each kind of step does in a build's VM, and what it changes for the commands after it (contract section 2.7).
+
+Relative paths are below the working folder. Commands run in a login shell, as the SDKs run theirs in sandboxes. What
+fails is told in the caller's words: the command and how it ended, with the end of its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+import tempfile
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentenv.core.builds import Step
+from agentenv.core.errors import AgentEnvError, Internal, InvalidInput
+from agentenv.core.model import Context
+from agentenv.guest.commands import Command, CommandRefused, Ended, OnStart, Stream
+from agentenv.template import copying
+from agentenv.template.build_files import BuildFiles
+from agentenv.template.build_log import BuildLog, LineCutter
+from agentenv.template.expand import expand, names_in
+from agentenv.template.workshop import Bench
+
+TAIL_CHARS = 4096  # of a failed command's output, in its error
+_HELPER_DEADLINE_S = 120.0
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_MODE = re.compile(r"[0-7]{1,4}")
+
+#: Owner of what is copied, and whether the destination is a folder: `<uid> <gid> <d or ->`.
+_LOOK = """
+case $1 in
+*[!0-9]*) uid=$(id -u "$1") && gid=$(id -g "$1") || exit 3 ;;
+*) uid=$1; gid=$(id -g "$1" 2>/dev/null || echo "$1") ;;
+esac
+case $2 in
+'') ;;
+*[!0-9]*) gid=$(sed -n "s/^$2:[^:]*:\\([0-9]*\\):.*/\\1/p" /etc/group | head -n 1); [ -n "$gid" ] || exit 4 ;;
+*) gid=$2 ;;
+esac
+if [ -d "$3" ]; then echo "$uid $gid d"; else echo "$uid $gid -"; fi
+"""
+
+#: A folder and those above it that are missing; all that are made belong to `$2`.
+_MAKE_FOLDER = """
+set -e
+missing= at=$1
+while [ ! -d "$at" ]; do missing=$at; at=$(dirname "$at"); done
+mkdir -p -- "$1"
+[ -z "$missing" ] || chown -R -- "$2" "$missing"
+"""
+
+_UNPACK = (
+    _MAKE_FOLDER
+    + """
+trap 'rm -f -- "$3"' EXIT
+keep=
+if tar --help 2>&1 | grep -q keep-directory-symlink; then keep=--keep-directory-symlink; fi
+tar -x -p $keep --numeric-owner -f "$3" -C "$1"
+"""
+)
+
+_MAKE_USER = """
+id -u "$1" >/dev/null 2>&1 && exit 0
+shell=/bin/sh
+[ -x /bin/bash ] && shell=/bin/bash
+if command -v useradd >/dev/null 2>&1; then useradd -m -s "$shell" "$1"; else adduser -D -s "$shell" "$1"; fi
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTools:
+    """What steps work with. `bench` starts the VM when the first step needs it; `left_s` is the time the build has left."""
+
+    bench: Callable[[], Awaitable[Bench]]
+    files: BuildFiles
+    log: BuildLog
+    scratch: Path
+    content_max_bytes: int
+    left_s: Callable[[], float]
+
+
+class StepFailed(InvalidInput):
+    """A step did what it was told and that came to nothing; the message is for the caller as it is."""
+
+
+async def perform(step: Step, number: str, context: Context, tools: StepTools) -> tuple[Context, bool]:
+    """Carry out a step; returns what commands after it start with, and whether it may have changed the disk. StepFailed and others."""
+    check(step)
+    kinds = {"RUN": _run, "COPY": _copy, "ENV": _env, "WORKDIR": _workdir, "USER": _user}
+    return await kinds[step.kind](step, number, context, tools), step.kind != "ENV"
+
+
+def check(step: Step) -> None:
+    """InvalidInput when its arguments can never work."""
+    counts = {"RUN": (1, 2), "COPY": (2, 4), "ENV": (2, 2000), "WORKDIR": (1, 1), "USER": (1, 1)}
+    least, most = counts[step.kind]
+    if not least <= len(step.arguments) <= most or (step.kind == "ENV" and len(step.arguments) % 2):
+        raise InvalidInput(f"{step.kind}: {len(step.arguments)} arguments, which is not what it takes")
+    if any("\0" in argument for argument in step.arguments):
+        raise InvalidInput(f"{step.kind}: an argument holds a NUL")
+    if step.kind != "ENV" and not step.arguments[0].strip():
+        raise InvalidInput(f"{step.kind}: the argument is empty")
+
+
+async def shell(
+    command: str,
+    context: Context,
+    number: str,
+    tools: StepTools,
+    *,
+    user: str = "",
+    deadline_s: float | None = None,
+    on_start: OnStart = lambda: None,
+) -> tuple[Ended, str]:
+    """Run a command in the login shell as it is run in sandboxes; its output goes to the log. Returns its end and its last output."""
+    bench = await tools.bench()
+    tail: deque[str] = deque(maxlen=200)
+    cutters = {"stdout": LineCutter(), "stderr": LineCutter()}
+
+    def say(stream: Stream, lines: list[str]) -> None:
+        for line in lines:
+            tail.append(line)
+            tools.log.output(f"[{stream}] {line}", number)
+
+    wanted = Command.in_login_shell(command, user or context.user, context.workdir, context.env_vars)
+    try:
+        hear = deadline_s or tools.left_s()
+        ended = await bench.run(wanted, lambda stream, data: say(stream, cutters[stream].lines(data)), hear, on_start)
+    finally:
+        for stream in ("stdout", "stderr"):
+            say(stream, cutters[stream].rest())
+    return ended, "\n".join(tail)[-TAIL_CHARS:]
+
+
+async def _run(step: Step, number: str, context: Context, tools: StepTools) -> Context:
+    command, user = step.arguments[0], step.arguments[1] if len(step.arguments) > 1 else ""
+    try:
+        ended, output = await shell(command, context, number, tools, user=user)
+    except CommandRefused as error:
+        raise StepFailed(f"failed to run command '{command}': command failed: {error.message}") from error
+    if ended.exit_code != 0:
+        raise StepFailed(f"failed to run command '{command}': {ended.status}" + (f"\n{output}" if output else ""))
+    return context
+
+
+async def _env(step: Step, number: str, context: Context, tools: StepTools) -> Context:
+    names, values = step.arguments[::2], step.arguments[1::2]
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise StepFailed(f"ENV: {name[:80]!r} is not the name of a variable")
+    variables = dict(context.env_vars)
+    for unknown in sorted(set().union(*map(names_in, values)) - variables.keys()):
+        variables[unknown] = await _guest_variable(unknown, context, tools)
+    added = {name: expand(value, variables) for name, value in zip(names, values, strict=True)}  # all see the values before this step
+    return replace(context, env_vars={**context.env_vars, **added})
+
+
+async def _guest_variable(name: str, context: Context, tools: StepTools) -> str:
+    """What a variable is in a login shell of the guest; empty when it is not set there."""
+    found = bytearray()
+    bench = await tools.bench()
+
+    def keep(stream: Stream, data: bytes) -> None:
+        if stream == "stdout" and len(found) < 128 << 10:
+            found.extend(data)
+
+    asking = Command.in_login_shell(f'printf %s "${{{name}}}"', context.user, context.workdir, context.env_vars)
+    await bench.run(asking, keep, _HELPER_DEADLINE_S)
+    return found.decode(errors="replace")
+
+
+async def _workdir(step: Step, number: str, context: Context, tools: StepTools) -> Context:
+    path = posixpath.normpath(posixpath.join(context.workdir, expand(step.arguments[0], context.env_vars)))
+    uid, gid, is_folder = await _look(context.user, path, tools)
+    if not is_folder:
+        await _helper(_MAKE_FOLDER, (path, f"{uid}:{gid}"), f"WORKDIR: '{path}' could not be made", tools)
+    return replace(context, workdir=path)
+
+
+async def _user(step: Step, number: str, context: Context, tools: StepTools) -> Context:
+    user = expand(step.arguments[0], context.env_vars).strip()
+    name, _, group = user.partition(":")
+    if not _NAME.fullmatch(name) or (group and not _NAME.fullmatch(group)):
+        raise StepFailed(f"USER: {user[:80]!r} is not a user's name or number")
+    if not name.isdecimal():
+        await _helper(_MAKE_USER, (name,), f"USER: '{name}' could not be made", tools)
+    return replace(context, user=user)
+
+
+async def _copy(step: Step, number: str, context: Context, tools: StepTools) -> Context:
+    source_text, destination, owner, mode = (*step.arguments, "", "")[:4]
+    if mode and not _MODE.fullmatch(mode):
+        raise StepFailed(f"COPY: {mode[:20]!r} is not a mode in octal")
+    if not step.files_hash:
+        raise StepFailed("COPY: the step has no filesHash", "use a client that uploads the files")
+    source = copying.Source.parse(source_text)
+    wanted = posixpath.join(context.workdir, expand(destination, context.env_vars))
+    with tools.files.using(step.files_hash) as archive:
+        uid, gid, is_folder = await _look(owner or context.user, wanted, tools)
+        final_owner = copying.Owner(uid, gid, int(mode, 8) if mode else None)
+        tools.scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=tools.scratch) as folder:
+            prepared = Path(folder) / "copied.tar"
+            layout = await _to_its_end(_prepare, archive, prepared, source, wanted, is_folder, final_owner, tools.content_max_bytes)
+            bench = await tools.bench()
+            arrived = f"/tmp/.aenv-copy-{Path(folder).name}.tar"
+            await bench.upload(prepared, arrived, tools.left_s())
+        await _helper(
+            _UNPACK, (layout.folder, f"{uid}:{gid}", arrived), f"COPY: '{source_text}' could not be unpacked", tools, tools.left_s()
+        )
+    return context
+
+
+def _prepare(
+    archive: Path, output: Path, source: copying.Source, destination: str, is_folder: bool, owner: copying.Owner, most_bytes: int
+) -> copying.Layout:
+    layout = copying.lay_out(copying.survey(archive, source, most_bytes), source, destination, is_folder)
+    copying.rewrite(archive, output, source, layout, owner, most_bytes)
+    return layout
+
+
+async def _look(owner: str, path: str, tools: StepTools) -> tuple[int, int, bool]:
+    """The numbers of `user[:group]` in the guest, and whether `path` is a folder there."""
+    user, _, group = owner.partition(":")
+    if not _NAME.fullmatch(user) or (group and not _NAME.fullmatch(group)):
+        raise StepFailed(f"{owner[:80]!r} is not user or user:group")
+    said = await _helper(_LOOK, (user, group, path), f"'{owner}' is not known in the template", tools)
+    try:
+        uid, gid, kind = said.split()
+        return int(uid), int(gid), kind == "d"
+    except ValueError as error:
+        raise StepFailed(f"'{owner}' is not known in the template") from error
+
+
+async def _helper(script: str, arguments: tuple[str, ...], failure: str, tools: StepTools, deadline_s: float = _HELPER_DEADLINE_S) -> str:
+    """Run a script of ours as root; returns what it said. StepFailed with `failure` and its output."""
+    said = bytearray()
+
+    def keep(_stream: Stream, data: bytes) -> None:
+        said.extend(data[: TAIL_CHARS - len(said)])
+
+    bench = await tools.bench()
+    try:
+        ended = await bench.run(Command(("/bin/sh", "-c", script, "sh", *arguments), workdir="/"), keep, deadline_s)
+    except CommandRefused as error:
+        raise StepFailed(f"{failure}: {error.message}", "COPY, WORKDIR and USER need /bin/sh and the usual tools in the image") from error
+    output = said.decode(errors="replace").strip()
+    if ended.exit_code != 0:
+        raise StepFailed(f"{failure}: {output or ended.status}")
+    return output
+
+
+async def _to_its_end(work: Callable[..., copying.Layout], *arguments: object) -> copying.Layout:
+    """Blocking work in a thread, to its end even when the build is cancelled: its files are removed afterwards."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+    except OSError as error:
+        raise Internal(f"the files could not be prepared: {error}", "see whether the node's disk is full") from error
+
+
+def told(error: AgentEnvError) -> str:
+    """What a caller is told of a failure."""
+    return f"{error.message}\n{error.hint}" if error.hint else error.message

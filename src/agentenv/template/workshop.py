@@ -1,0 +1,110 @@
+"""What a build asks of the node: machines to run steps in, and root file systems to start from. The node's side implements it.
+
+A bench is one running VM of one build. Whoever opened it closes it; what it has kept is safe from the sweep until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentenv.core.builds import Registry
+from agentenv.core.errors import Unsupported
+from agentenv.core.model import Context, Machine, Snapshot
+from agentenv.guest.commands import Command, Ended, OnOutput, OnStart
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a build starts from. `origin` names its exact content; `label` is for people."""
+
+    origin: str
+    label: str
+    snapshot_id: str
+    machine: Machine
+    context: Context
+
+
+class Bench(Protocol):
+    """A running VM of a build."""
+
+    @property
+    def envd_version(self) -> str:
+        """What its agent says it is."""
+        ...
+
+    async def run(self, command: Command, on_output: OnOutput, deadline_s: float, on_start: OnStart = lambda: None) -> Ended:
+        """Run a command to its end; from `on_start` on it runs, and goes on when the call is cancelled.
+
+        CommandRefused, DeadlineExceeded, Internal (the VM was lost).
+        """
+        ...
+
+    async def upload(self, source: Path, destination: str, deadline_s: float) -> None:
+        """Put a file of the host into the guest, as root."""
+        ...
+
+    async def keep(self) -> str:
+        """Seal the disk as it is, all files written out; the VM runs on. Returns the id of a snapshot of the disk alone."""
+        ...
+
+    async def capture(self) -> Snapshot:
+        """Keep this instant with its memory; the VM runs on."""
+        ...
+
+    async def close(self) -> None:
+        """End the VM and let go of what it kept. Safe to call twice, and when the VM is gone."""
+        ...
+
+
+class Workshop(Protocol):
+    """The node as builds see it."""
+
+    def base(self, reference: str) -> Base:
+        """What a template's build starts from. NotFound, InvalidInput."""
+        ...
+
+    def using(self, snapshot_id: str) -> AbstractContextManager[None]:
+        """Keep the sweep off a snapshot for the length of the body."""
+        ...
+
+    def has(self, snapshot_id: str) -> bool:
+        """Whether a snapshot still exists."""
+        ...
+
+    def has_memory(self, snapshot_id: str) -> bool:
+        """Whether a VM can go on from it, instead of booting."""
+        ...
+
+    async def open(self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float) -> Bench:
+        """Start a VM that lives for `life_s` at most. `cold` boots its disk on a machine of any size. LimitReached, Internal."""
+        ...
+
+    def release(self) -> None:
+        """Something is needed no longer: free its bytes soon."""
+        ...
+
+
+class BaseImages(Protocol):
+    """Root file systems made of OCI images."""
+
+    async def base(self, reference: str, registry: Registry | None, on_progress: Callable[[str], object]) -> Base:
+        """The root file system of an image as a snapshot of a disk alone, with the image's user, folder and environment.
+
+        `on_progress` is told in words what goes on. NotFound, InvalidInput, PermissionDenied, Unavailable.
+        """
+        ...
+
+
+class NoImages:
+    """For a node that cannot use images."""
+
+    async def base(self, reference: str, registry: Registry | None, on_progress: Callable[[str], object]) -> Base:
+        """Refuse."""
+        raise Unsupported(
+            f"this node cannot build from the image '{reference[:200]}': it builds from templates only",
+            "use Template().from_template('base'); `aenv templates` lists what there is",
+        )

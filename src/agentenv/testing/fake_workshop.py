@@ -1,0 +1,217 @@
+"""A workshop without VMs: a disk is the list of what was done to it, so tests see what a step's disk is made of.
+
+Tests steer commands with `answers_to` and stop them with `hold`; `opened`, `ran` and `open_benches` say what a build did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentenv.core.builds import Registry
+from agentenv.core.errors import Internal, NotFound
+from agentenv.core.model import Context, Machine, Snapshot, Template, VmIdentity
+from agentenv.core.references import parse_reference
+from agentenv.core.templates import build_of, find
+from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart
+from agentenv.template.workshop import Base
+
+_IDENTITY = VmIdentity("fake", "none", "none", "1", "kernel", "initramfs", 1_000_000)
+
+
+@dataclass
+class FakeDisk:
+    """A snapshot: what was done to the disk, and whether there is memory with it."""
+
+    did: tuple[str, ...]
+    machine: Machine
+    has_memory: bool
+
+
+class FakeWorkshop:
+    """Implements `template.workshop.Workshop` for the templates that `templates` gives."""
+
+    def __init__(self, templates: Callable[[], list[Template]]) -> None:
+        self._templates = templates
+        self._numbers = itertools.count(1)
+        self.disks: dict[str, FakeDisk] = {}
+        self.held: dict[str, int] = {}
+        self.opened: list[tuple[str, Machine, bool]] = []  # snapshot, machine, cold
+        self.open_benches: list[FakeBench] = []
+        self.ran: list[Command] = []
+        self.uploaded: list[bytes] = []
+        self.answers_to: Callable[[str], tuple[int, str]] = lambda command: (0, "")
+        self.users = {"root": 0, "user": 1000}  # of any guest
+        self.variables: dict[str, str] = {"PATH": "/usr/bin:/bin"}  # of a login shell in any guest
+        self.fails_to_open: Exception | None = None
+        self._held_commands: dict[str, tuple[asyncio.Event, asyncio.Event]] = {}
+
+    @contextlib.contextmanager
+    def hold(self, command: str) -> Iterator[asyncio.Event]:
+        """Whoever runs `command` waits until the block ends. Gives an event that is set when it runs."""
+        reached, released = self._held_commands[command] = (asyncio.Event(), asyncio.Event())
+        try:
+            yield reached
+        finally:
+            released.set()
+            del self._held_commands[command]
+
+    def base(self, reference: str) -> Base:
+        """What a template's build starts from."""
+        wanted = parse_reference(reference)
+        template = find(self._templates(), wanted)
+        build = build_of(template, wanted.tag)
+        self.disks.setdefault(build.snapshot_id, FakeDisk((), build.machine, has_memory=True))
+        return Base(build.build_id, f"template {template.name}", build.snapshot_id, build.machine, build.context)
+
+    @contextlib.contextmanager
+    def using(self, snapshot_id: str) -> Iterator[None]:
+        """Count who holds a snapshot."""
+        self.held[snapshot_id] = self.held.get(snapshot_id, 0) + 1
+        try:
+            yield
+        finally:
+            self.held[snapshot_id] -= 1
+            if not self.held[snapshot_id]:
+                del self.held[snapshot_id]
+
+    def has(self, snapshot_id: str) -> bool:
+        """Whether a snapshot still exists."""
+        return snapshot_id in self.disks
+
+    def has_memory(self, snapshot_id: str) -> bool:
+        """Whether a VM can go on from it."""
+        return self.disks[snapshot_id].has_memory
+
+    def release(self) -> None:
+        """Nothing is freed by itself."""
+
+    async def open(self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float) -> FakeBench:
+        """Start a VM."""
+        await asyncio.sleep(0)
+        if self.fails_to_open is not None:
+            raise self.fails_to_open
+        if snapshot_id not in self.held:
+            raise AssertionError(f"{snapshot_id} is started while nobody keeps the sweep off it")
+        if not cold and machine != self.disks[snapshot_id].machine:
+            raise AssertionError("a memory was restored on a machine of another size")
+        self.opened.append((snapshot_id, machine, cold))
+        bench = FakeBench(self, self.disks[snapshot_id].did, machine)
+        self.open_benches.append(bench)
+        return bench
+
+    def new_disk(self, did: tuple[str, ...], machine: Machine, has_memory: bool) -> str:
+        """Record a snapshot."""
+        snapshot_id = f"s{next(self._numbers):020}"
+        self.disks[snapshot_id] = FakeDisk(did, machine, has_memory)
+        return snapshot_id
+
+    async def pass_command(self, command: str) -> None:
+        """Wait at a command that a test holds."""
+        await asyncio.sleep(0)
+        if command in self._held_commands:
+            reached, released = self._held_commands[command]
+            reached.set()
+            await released.wait()
+
+
+class FakeBench:
+    """Implements `template.workshop.Bench`."""
+
+    envd_version = "0.6.13"
+
+    def __init__(self, workshop: FakeWorkshop, did: tuple[str, ...], machine: Machine) -> None:
+        self._workshop, self.did, self._machine = workshop, did, machine
+        self._held = contextlib.ExitStack()
+        self.is_open = True
+
+    async def run(self, command: Command, on_output: OnOutput, deadline_s: float, on_start: OnStart = lambda: None) -> Ended:
+        """Every command works and says nothing, unless `answers_to` says otherwise; scripts of the builder get what they ask for."""
+        self._require_open()
+        self._workshop.ran.append(command)
+        user = command.user.partition(":")[0]
+        if user not in self._workshop.users and not user.isdecimal():
+            raise CommandRefused(f"unauthenticated: invalid username: '{user}'")
+        text = command.argv[-1] if _is_callers(command) else command.argv[2]
+        await asyncio.sleep(0)
+        on_start()
+        await self._workshop.pass_command(text)
+        self._require_open()
+        code, output = self._answer(command, text)
+        if output:
+            on_output("stdout", output.encode())
+        return Ended(code, f"exit status {code}")
+
+    def _answer(self, command: Command, text: str) -> tuple[int, str]:
+        if text.startswith('printf %s "${'):
+            return 0, self._workshop.variables.get(text[13:-2], "")
+        if 'echo "$uid $gid d"' in text:
+            user = command.argv[4]
+            number = self._workshop.users.get(user, int(user) if user.isdecimal() else -1)
+            return (0, f"{number} {number} {'d' if command.argv[6] in ('/', '/tmp', '/home/user') else '-'}\n") if number >= 0 else (3, "")
+        code, output = self._workshop.answers_to(text)
+        if code == 0 and "useradd" in text:
+            self._workshop.users.setdefault(command.argv[4], 1000 + len(self._workshop.users))
+        if code == 0 and "compact_memory" not in text:
+            self.did = (*self.did, text if _is_callers(command) else " ".join(command.argv[4:]))
+        return code, output
+
+    async def upload(self, source: Path, destination: str, deadline_s: float) -> None:
+        """Remember the bytes."""
+        self._require_open()
+        self._workshop.uploaded.append(source.read_bytes())
+
+    async def keep(self) -> str:
+        """Seal the disk."""
+        return self._snapshot(has_memory=False)
+
+    async def capture(self) -> Snapshot:
+        """Keep memory and disk."""
+        snapshot_id = self._snapshot(has_memory=True)
+        return Snapshot(snapshot_id, self._machine, _IDENTITY, ("memory",), ("disk",), 1)
+
+    async def close(self) -> None:
+        """End it."""
+        await asyncio.sleep(0)
+        self.is_open = False
+        self._held.close()
+        if self in self._workshop.open_benches:
+            self._workshop.open_benches.remove(self)
+
+    def _snapshot(self, has_memory: bool) -> str:
+        self._require_open()
+        snapshot_id = self._workshop.new_disk(self.did, self._machine, has_memory)
+        self._held.enter_context(self._workshop.using(snapshot_id))
+        return snapshot_id
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise Internal("the build's VM has ended")
+
+
+def _is_callers(command: Command) -> bool:
+    """Whether a command runs in a login shell, as callers' do; others are scripts of the builder."""
+    return "exec /bin/sh -l -c" in command.argv[2]
+
+
+@dataclass
+class FakeImages:
+    """Implements `template.workshop.BaseImages`: the images it is given, by reference."""
+
+    workshop: FakeWorkshop
+    contexts: dict[str, Context] = field(default_factory=dict)
+    asked: list[tuple[str, Registry | None]] = field(default_factory=list)
+
+    async def base(self, reference: str, registry: Registry | None, on_progress: Callable[[str], object]) -> Base:
+        """A disk alone."""
+        self.asked.append((reference, registry))
+        if reference not in self.contexts:
+            raise NotFound(f"image '{reference}' not found")
+        on_progress(f"pulled {reference}")
+        machine = Machine(1, 512, 8192)
+        snapshot_id = self.workshop.new_disk((f"image {reference}",), machine, has_memory=False)
+        return Base(f"image:{reference}", f"image {reference}", snapshot_id, machine, self.contexts[reference])

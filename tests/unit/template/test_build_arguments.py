@@ -1,0 +1,76 @@
+"""Variables in arguments, and the keys that say which step may stand for which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agentenv.core.builds import Step, base_key, step_key
+from agentenv.core.model import Context
+from agentenv.template.expand import expand, names_in
+
+VARIABLES = {"A": "1", "EMPTY": "", "PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("plain", "plain"),
+        ("$A", "1"),
+        ("${A}b", "1b"),
+        ("$Ab", ""),
+        ("/opt:$PATH", "/opt:/bin"),
+        ("$MISSING-", "-"),
+        ("${MISSING:-word}", "word"),
+        ("${EMPTY:-word}", "word"),
+        ("${A:-word}", "1"),
+        ("${MISSING:-$A}", "1"),
+        ("${A:+word}", "word"),
+        ("${MISSING:+word}", ""),
+        (r"\$A costs $A", "$A costs 1"),
+        ("$", "$"),
+        ("5$ and $1 and ${", "5$ and $1 and ${"),
+        ("${A", "${A"),
+        ("$(id)", "$(id)"),
+        ("a=b c\n$A", "a=b c\n1"),
+    ],
+)
+def test_variables_are_replaced(text: str, expanded: str):
+    assert expand(text, VARIABLES) == expanded
+
+
+def test_names_that_are_referred_to():
+    assert names_in(r"$A ${B:-$C} \$D ${E:+x} $5") == {"A", "B", "C", "E"}
+
+
+RUN = Step("RUN", ("make",))
+CONTEXT = Context()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parent": base_key("other")},
+        {"step": replace(RUN, arguments=("make", "root"))},
+        {"step": replace(RUN, kind="ENV")},
+        {"step": replace(RUN, files_hash="f")},
+        {"context": replace(CONTEXT, user="root")},
+        {"context": replace(CONTEXT, workdir="/")},
+        {"context": replace(CONTEXT, env_vars={"A": "1"})},
+        {"vcpu_count": 2},
+        {"memory_mb": 1024},
+    ],
+    ids=str,
+)
+def test_whatever_a_step_depends_on_is_in_its_key(change: dict):
+    given = {"parent": base_key("base"), "step": RUN, "context": CONTEXT, "vcpu_count": 1, "memory_mb": 512}
+    assert step_key(**given) == step_key(**given)
+    assert step_key(**(given | change)) != step_key(**given)
+
+
+def test_force_is_not_in_the_key_and_arguments_are_not_run_together():
+    given = (base_key("base"), CONTEXT, 1, 512)
+    assert step_key(given[0], replace(RUN, force=True), *given[1:]) == step_key(given[0], RUN, *given[1:])
+    parted, joined = Step("ENV", ("A", "B", "C", "D")), Step("ENV", ("A", "BC", "D", ""))
+    assert step_key(given[0], parted, *given[1:]) != step_key(given[0], joined, *given[1:])
