@@ -38,10 +38,12 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     return created
 
 
-async def launch(parts: Parts, sandbox: Sandbox, creation: Creation | None = None, *, cold: bool = False) -> Sandbox:
+async def launch(
+    parts: Parts, sandbox: Sandbox, creation: Creation | None = None, *, cold: bool = False, clock_behind_ms: int = 0
+) -> Sandbox:
     """Record a new sandbox and start it from its `snapshot_id`. On failure it ends as killed, with the reason.
 
-    `cold` boots it, on a machine of the sandbox's own size; else the snapshot says how large it is.
+    `cold` boots it, on a machine of the sandbox's own size; else the snapshot says how large it is. `clock_behind_ms`: see `start`.
     """
     sandbox_id = sandbox.sandbox_id
     began_ms = parts.clock.monotonic_ms()
@@ -51,7 +53,7 @@ async def launch(parts: Parts, sandbox: Sandbox, creation: Creation | None = Non
             snapshot = parts.store.snapshot(sandbox.snapshot_id or "")
             if cold:
                 snapshot = replace(snapshot, machine=sandbox.machine)
-            record, vm = await start(parts, sandbox, snapshot, cold=cold)
+            record, vm = await start(parts, sandbox, snapshot, cold=cold, clock_behind_ms=clock_behind_ms)
             now_ms = parts.clock.now_ms()
             running = await parts.store.transition(
                 sandbox_id,

@@ -40,7 +40,8 @@ class Orchestrator:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._keepers: list[asyncio.Task[None]] = []
-        self._builds = Builds(parts.store, VmWorkshop(parts), parts.paths, parts.clock, parts.config.limits, parts.images)
+        limits, ready_deadline_s = parts.config.limits, parts.config.guest.service_deadline_s
+        self._builds = Builds(parts.store, VmWorkshop(parts), parts.paths, parts.clock, limits, parts.images, ready_deadline_s)
 
     @property
     def volumes(self) -> Volumes:

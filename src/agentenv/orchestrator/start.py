@@ -46,11 +46,14 @@ def blank_memory_id(memory_mb: int) -> str:
     return f"mem-blank-{memory_mb}"
 
 
-async def start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, *, cold: bool = False) -> tuple[RunningVm, Vm]:
+async def start(
+    parts: Parts, sandbox: Sandbox, snapshot: Snapshot, *, cold: bool = False, clock_behind_ms: int = 0
+) -> tuple[RunningVm, Vm]:
     """Start `snapshot` as `sandbox` and return once its guest has its identity. `cold` boots it even if there is memory.
 
-    What it acquires is on the sandbox's record (`vm`) and in `shared.vms`, from the first moment on and also after a
-    failure: whoever takes it off the record frees it with `stop`, and nobody else does.
+    `clock_behind_ms` sets the guest's clock that much before ours, for guests that become templates. What is acquired is on
+    the sandbox's record (`vm`) and in `shared.vms`, from the first moment on and also after a failure: whoever takes it off
+    the record frees it with `stop`, and nobody else does.
     """
     cold = cold or not snapshot.has_memory
     if not cold:
@@ -58,10 +61,10 @@ async def start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, *, cold: boo
     layers = (*snapshot.memory_layers, *snapshot.disk_layers)
     with parts.layers.announced(*layers):  # until they are on record: a merge may take them out of the snapshot meanwhile
         async with parts.shared.starting:
-            return await _start(parts, sandbox, snapshot, cold)
+            return await _start(parts, sandbox, snapshot, cold, clock_behind_ms)
 
 
-async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool) -> tuple[RunningVm, Vm]:
+async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool, clock_behind_ms: int) -> tuple[RunningVm, Vm]:
     sandbox_id = sandbox.sandbox_id
     slot = await parts.slots.acquire(sandbox.egress)
     upper = parts.layers.new_id()
@@ -91,7 +94,8 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool)
     record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
     await parts.store.change(sandbox_id, vm=record)
     guest = parts.config.guest
-    version = await _introduce(parts, sandbox, slot, vm, volume_mounts, guest.boot_deadline_s if cold else guest.restore_deadline_s, cold)
+    deadline_s = guest.boot_deadline_s if cold else guest.restore_deadline_s
+    version = await _introduce(parts, sandbox, slot, vm, volume_mounts, deadline_s, cold, clock_behind_ms)
     if cold and version != sandbox.envd_version:  # it runs this server's agent now, not the template's
         await parts.store.change(sandbox_id, envd_version=version)
     if cold:
@@ -120,7 +124,14 @@ async def _open_memory(parts: Parts, record: RunningVm, machine: Machine) -> Sta
 
 
 async def _introduce(
-    parts: Parts, sandbox: Sandbox, slot: Slot, vm: Vm, volume_mounts: tuple[tuple[str, str], ...], deadline_s: float, boots: bool
+    parts: Parts,
+    sandbox: Sandbox,
+    slot: Slot,
+    vm: Vm,
+    volume_mounts: tuple[tuple[str, str], ...],
+    deadline_s: float,
+    boots: bool,
+    clock_behind_ms: int,
 ) -> str:
     """Wait for the guest and tell it who it is; an early end of its VMM is the better news of the two. Returns envd's version."""
     identity = GuestIdentity(
@@ -134,7 +145,7 @@ async def _introduce(
         sandbox.default_workdir,
     )
     ended = asyncio.create_task(vm.ended())
-    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s, boots))
+    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s, boots, clock_behind_ms))
     try:
         await asyncio.wait({ended, hello}, return_when=asyncio.FIRST_COMPLETED)
         if not hello.done():

@@ -56,7 +56,9 @@ class VmWorkshop:
         """Free soon what nothing names any more."""
         sweep_soon(self._parts)
 
-    async def open(self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float) -> Bench:
+    async def open(
+        self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float, clock_behind_ms: int = 0
+    ) -> Bench:
         """Start a VM from a snapshot."""
         parts = self._parts
         admit(parts, machine)
@@ -80,7 +82,7 @@ class VmWorkshop:
         )
         bench = VmBench(parts, sandbox.sandbox_id)
         try:
-            await bench.whole(launch(parts, sandbox, cold=cold), "start of a build's VM")
+            await bench.whole(launch(parts, sandbox, cold=cold, clock_behind_ms=clock_behind_ms), "start of a build's VM")
         except BaseException:
             await bench.close()
             raise

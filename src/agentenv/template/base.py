@@ -30,6 +30,7 @@ from agentenv.snapshot.capture import Captured, CapturePlan, Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
 from agentenv.template.recipes import Recipe
+from agentenv.template.workshop import CLOCK_BEHIND_MS
 from agentenv.vmm.driver import BootSpec, Vm, Vmm, VmSpec
 from agentenv.vmm.identity import differences
 
@@ -38,9 +39,6 @@ _COMMAND_DEADLINE_S = 900.0  # a warm-up imports what sessions use most; under e
 _START_DEADLINE_S = 30.0
 _READY_INTERVAL_S = 1.0
 _CONSOLE_TAIL_CHARS = 2000
-_BEHIND_MS = 2 * 3_600_000
-"""What runs in a template believes to be earlier: OpenSSL takes new entropy once its generator is an hour old by the clock, so each
-sandbox's processes do so at their first use, instead of drawing what those of all other sandboxes draw."""
 
 #: After the warm-up: leaves nothing half-written, and the free memory in one piece.
 _SETTLE = "sync ; echo 1 > /proc/sys/vm/compact_memory ; sync"
@@ -148,7 +146,7 @@ class BaseBuilder:
         nobody = GuestIdentity("template", self._recipe.name, "", {}, self._config.dns_servers)  # no token: every restore sets its own
         ended = asyncio.create_task(vm.ended())
         ready = asyncio.create_task(
-            self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s, boots=True, clock_behind_ms=_BEHIND_MS)
+            self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s, boots=True, clock_behind_ms=CLOCK_BEHIND_MS)
         )
         try:
             await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)

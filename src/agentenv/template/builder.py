@@ -22,10 +22,9 @@ from agentenv.template import steps
 from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildLog
 from agentenv.template.step_cache import StepCache
-from agentenv.template.workshop import Base, BaseImages, Bench, Workshop
+from agentenv.template.workshop import CLOCK_BEHIND_MS, Base, BaseImages, Bench, Workshop
 
-READY_DEADLINE_S = 600.0  # contract section 2.7
-READY_INTERVAL_MS = 2_000
+READY_INTERVAL_MS = 2_000  # contract section 2.7
 READY_BY_DEFAULT_MS = 20_000  # how long a program without a ready command is given
 _HELPER_DEADLINE_S = 60.0
 
@@ -54,6 +53,7 @@ class BuildTools:
     clock: Clock
     scratch: Path
     deadline_s: float
+    ready_deadline_s: float
 
 
 class Builder:
@@ -161,9 +161,12 @@ class Builder:
                     disk = CachedStep(key, disk.snapshot_id, context, 0)
         return disk
 
-    async def _open(self, snapshot_id: str, machine: Machine, context: Context, *, cold: bool) -> Bench:
+    async def _open(self, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, clock_behind_ms: int = 0) -> Bench:
         title = f"build {self._job.build_id} of {self._job.name}"
-        self._bench = await self._tools.workshop.open(title, snapshot_id, machine, context, cold=cold, life_s=self._tools.deadline_s + 60)
+        life_s = self._tools.deadline_s + 60  # it is ended with the build, long before
+        self._bench = await self._tools.workshop.open(
+            title, snapshot_id, machine, context, cold=cold, life_s=life_s, clock_behind_ms=clock_behind_ms
+        )
         return self._bench
 
     async def _keep(self, key: str, context: Context) -> CachedStep:
@@ -185,7 +188,7 @@ class Builder:
         context = disk.context
         service = self._service(context)
         self._log.add("boot the finished disk", FINAL_STEP)
-        bench = await self._open(disk.snapshot_id, machine, context, cold=True)
+        bench = await self._open(disk.snapshot_id, machine, context, cold=True, clock_behind_ms=CLOCK_BEHIND_MS)
         if service is not None:
             await self._run_service(service, FINAL_STEP)
         elif self._plan.ready_command:
@@ -237,7 +240,7 @@ class Builder:
             _refuse_failed(program)
             return
         self._log.add(f"ready: {command}", FINAL_STEP)
-        ends_at_ms = clock.monotonic_ms() + 1000 * READY_DEADLINE_S
+        ends_at_ms = clock.monotonic_ms() + 1000 * self._tools.ready_deadline_s
         while True:
             left_s = (ends_at_ms - clock.monotonic_ms()) / 1000
             try:
@@ -250,7 +253,7 @@ class Builder:
             if ended.exit_code == 0:
                 return
             if clock.monotonic_ms() + READY_INTERVAL_MS >= ends_at_ms:
-                late = f"the template was not ready within {READY_DEADLINE_S:g} s"
+                late = f"the template was not ready within {self._tools.ready_deadline_s:g} s"
                 raise steps.StepFailed(f"{late}: ready command '{command}': {ended.status}\n{output}".rstrip())
             await self._sleep_or_end(READY_INTERVAL_MS, program)
 

@@ -82,12 +82,14 @@ class Builds:
         clock: Clock,
         limits: LimitsConfig,
         images: BaseImages,
+        ready_deadline_s: float,
     ) -> None:
         self._store, self._workshop, self._paths, self._clock, self._limits = store, workshop, paths, clock, limits
         reserve_bytes = limits.disk_reserve_mb << 20
         self.files = BuildFiles(paths.build_files, clock, limits.build_file_mb << 20, limits.build_files_mb << 20, reserve_bytes)
         self._cache = StepCache(store.cached_steps, workshop, clock, limits.build_steps_cached)
         self._images = images
+        self._ready_deadline_s = ready_deadline_s
         self._turn = asyncio.Semaphore(limits.builds_at_once)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._logs: dict[str, BuildLog] = {}
@@ -187,7 +189,14 @@ class Builds:
     async def _carry_out(self, job: BuildJob, plan: BuildPlan) -> None:
         log = self._logs[job.build_id]
         tools = BuildTools(
-            self._workshop, self._images, self._cache, self.files, self._clock, self._paths.build_scratch, self._limits.build_minutes * 60
+            workshop=self._workshop,
+            images=self._images,
+            cache=self._cache,
+            files=self.files,
+            clock=self._clock,
+            scratch=self._paths.build_scratch,
+            deadline_s=self._limits.build_minutes * 60,
+            ready_deadline_s=self._ready_deadline_s,
         )
         try:
             if self._turn.locked():

@@ -16,6 +16,10 @@ from agentenv.core.errors import Unsupported
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.guest.commands import Command, Ended, OnOutput, OnStart
 
+CLOCK_BEHIND_MS = 2 * 3_600_000
+"""What runs in a template believes to be earlier: OpenSSL takes new entropy once its generator is an hour old by the clock, so each
+sandbox's processes do so at their first use, instead of drawing what those of all other sandboxes draw."""
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -79,8 +83,13 @@ class Workshop(Protocol):
         """Whether a VM can go on from it, instead of booting."""
         ...
 
-    async def open(self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float) -> Bench:
-        """Start a VM that lives for `life_s` at most. `cold` boots its disk on a machine of any size. LimitReached, Internal."""
+    async def open(
+        self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float, clock_behind_ms: int = 0
+    ) -> Bench:
+        """Start a VM that lives for `life_s` at most. `cold` boots its disk on a machine of any size. LimitReached, Internal.
+
+        `clock_behind_ms` sets its clock that much before ours.
+        """
         ...
 
     def release(self) -> None:

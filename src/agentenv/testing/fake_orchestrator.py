@@ -146,7 +146,7 @@ class FakeOrchestrator:
         self.workshop = FakeWorkshop(self._book.templates)
         self.images = FakeImages(self.workshop)
         paths = NodePaths(Path(self.home.name), Path(self.home.name) / "run")
-        self.builds = Builds(self._book, self.workshop, paths, self.clock, LimitsConfig(disk_reserve_mb=0), self.images)
+        self.builds = Builds(self._book, self.workshop, paths, self.clock, LimitsConfig(disk_reserve_mb=0), self.images, 600)
         self.builds.files.open()
 
     # -- steering, for tests

@@ -90,7 +90,9 @@ class FakeWorkshop:
     def release(self) -> None:
         """Nothing is freed by itself."""
 
-    async def open(self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float) -> FakeBench:
+    async def open(
+        self, title: str, snapshot_id: str, machine: Machine, context: Context, *, cold: bool, life_s: float, clock_behind_ms: int = 0
+    ) -> FakeBench:
         """Start a VM."""
         await asyncio.sleep(0)
         if self.fails_to_open is not None:

@@ -36,7 +36,7 @@ class Rig:
         self.builds = self._make()
 
     def _make(self) -> Builds:
-        return Builds(self.book, self.workshop, self._paths, self.clock, self._limits, self.images)
+        return Builds(self.book, self.workshop, self._paths, self.clock, self._limits, self.images, 600)
 
     async def restart(self) -> None:
         self.builds = self._make()
