@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -193,16 +193,20 @@ def test_server_runs_again_after_a_boot_and_after_its_end(interpreter_node: Node
         # It has only begun to start: that this one ends costs no second start.
         kill = "until pkill -9 -o -f '[a]env_interpreter.server'; do sleep 0.1; done"  # the bracket: the shell is not found
         box.commands.run(kill, user="root", timeout=DEADLINE_S)
-        end = time.monotonic() + RESTART_DEADLINE_S
-        while not healthy(box):
-            assert time.monotonic() < end
-            time.sleep(1)
+        wait_until(lambda: healthy(box))
         execution = run(box, "import os; print(open('kept').read(), os.environ['E2B_SANDBOX_ID'])")
         assert execution.logs.stdout == [f"kept {box.sandbox_id}\n"]
         assert "Killed" in box.commands.run("cat /var/log/code-interpreter.log").stdout
-        assert "service is ready again" in interpreter_node.aenv("logs", box.sandbox_id).stdout
+        wait_until(lambda: "service is ready again" in interpreter_node.aenv("logs", box.sandbox_id).stdout)
     finally:
         box.kill()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + RESTART_DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(1)
 
 
 def healthy(box: Any) -> bool:
