@@ -23,7 +23,7 @@ test-native:
 	cd native && cargo test --locked --workspace
 
 test-python: # two workers: all that needs the node in one (see tests/conftest.py), the rest beside it
-	$(PY) -m pytest tests -n 2 --dist loadgroup $(PYTEST_ARGS)
+	$(PY) -m pytest tests -n 2 $(PYTEST_ARGS)
 
 conformance: setup ## Every scenario with every official client, old and new; writes docs/conformance.md
 	AENV_CONFORMANCE=all $(PY) -m pytest tests/conformance $(PYTEST_ARGS); ended=$$?; $(PY) tools/gen_docs.py; exit $$ended

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from e2e_node import HOME, POOL_CIDR, RUN, Node, free_port, remains
@@ -58,11 +59,16 @@ def interpreter_node(node: Node) -> Node:
     return node
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`pytest -n 2 --dist loadgroup`) all that needs the node runs in one of them, the rest in the others."""
-    for item in items:
-        if {"e2e", "conformance"} & set(item.path.parts):
-            item.add_marker(pytest.mark.xdist_group("node"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers (`pytest -n 2`) all that needs the node runs in one of them, for there is one node; the rest beside it."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneNode(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "node" if nodeid.startswith(("tests/e2e/", "tests/conformance/")) else nodeid
+
+    return OneNode(config, log)
 
 
 @pytest.hookimpl(hookwrapper=True)
