@@ -1,4 +1,5 @@
-"""`make bench`: what the product costs beside the limit, both measured in turn in one run; the proxy's part is `proxy.py`.
+"""`make bench`: what the product costs beside the limit, both measured in turn in one run; the proxy's part is `proxy.py`,
+blockd's is `blocks.py`.
 
 Prints a table and writes `bench.json`. Ratios are what counts: single times are this machine's. `AENV_BENCH_N` sets the
 number of samples (default 20).
@@ -22,6 +23,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
+import blocks
 import proxy
 
 from limit import Bare, for_node, restore_and_run
@@ -284,9 +286,18 @@ def main() -> None:
         err.print("==> memory of idle sandboxes", highlight=False)
         memory = memory_of_idle()
         beside = proxy.measure()
-    result: dict[str, Any] = {"times": times, "pause": pause, "fork_of_three": forks, "memory": memory, "proxy": beside}
+    storage = blocks.measure()
+    result: dict[str, Any] = {
+        "times": times,
+        "pause": pause,
+        "fork_of_three": forks,
+        "memory": memory,
+        "proxy": beside,
+        "blocks": storage,
+    }
     good = report(result)
     good = proxy.report(beside) and good
+    good = blocks.report(storage) and good
     Path("bench.json").write_text(json.dumps(result, indent=1) + "\n")
     sys.exit(0 if good else 1)
 
