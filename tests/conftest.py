@@ -66,7 +66,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneNode(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "node" if nodeid.startswith(("tests/e2e/", "tests/conformance/")) else nodeid
+            path = nodeid.partition("::")[0]  # the tests of a file share what it sets up
+            return "node" if path.startswith(("tests/e2e/", "tests/conformance/")) else path
 
     return OneNode(config, log)
 

@@ -91,6 +91,7 @@ class Client:
     version: str
     fast: bool = False
     domain: bool = False
+    along: tuple[str, ...] = ()  # what else is installed: a package of its time that it needs
 
     @property
     def name(self) -> str:
@@ -139,7 +140,7 @@ CLIENTS: tuple[Client, ...] = (
     Client("python", "e2b-code-interpreter", "2.11.5"),
     Client("javascript", "@e2b/code-interpreter", "2.8.0"),
     Client("python-async", "e2b-code-interpreter", "2.11.5"),
-    Client("python", "e2b-code-interpreter", "2.4.1", domain=True),
+    Client("python", "e2b-code-interpreter", "2.4.1", domain=True, along=("e2b==2.7.0",)),  # it uses inner parts of that e2b
     Client("python", "e2b", "2.45.1"),
     Client("javascript", "e2b", "2.45.0"),
     Client("python", "e2b", "2.20.3", domain=True),

@@ -50,7 +50,11 @@ def installed(client: Client) -> Path:
         _run(client, [node_program("npm"), "install", "--no-audit", "--no-fund", f"{client.package}@{client.version}"], folder)
     else:
         venv.create(folder, with_pip=True)
-        _run(client, [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", f"{client.package}=={client.version}"], folder)
+        _run(
+            client,
+            [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", f"{client.package}=={client.version}", *client.along],
+            folder,
+        )
     (folder / _STAMP).touch()
     return folder
 

@@ -134,7 +134,7 @@ def test_a_reader_that_stops_makes_the_writer_wait(envd):
         at = time.monotonic()
         assert envd.run("echo ok").stdout == b"ok\n"
         times.append(time.monotonic() - at)
-    assert sorted(times)[10] < 0.2
+    assert sorted(times)[10] < 2  # seconds: one that waited for the other would wait for ever
     at = time.monotonic()
     assert kill(envd, pid) == 200
     assert time.monotonic() - at < 1
