@@ -133,11 +133,15 @@ class Builds:
     async def start(self, reference: str, build_id: str, plan: BuildPlan) -> BuildJob:
         """Let a requested build begin. Others of the same template and tag end. NotFound, Conflict, InvalidInput."""
         job = self.job(reference, build_id)
-        if job.status != "waiting":
+        if job.status != "waiting" or build_id in self._logs:
             raise Conflict(f"build {build_id} is {job.status}, not waiting", "request another build")
         self._check_plan(plan)
-        job = await self._put(job, status="building")
-        self._logs[build_id] = BuildLog(self._log_path(build_id), self._clock)
+        self._logs[build_id] = BuildLog(self._log_path(build_id), self._clock)  # from here on no other call can start it
+        try:
+            job = await self._put(job, status="building")
+        except BaseException:
+            self._logs.pop(build_id).close()
+            raise
         self._running[build_id] = asyncio.create_task(self._carry_out(job, plan), name=f"build {build_id}")
         for other in self._store.builds.all():
             is_same = other.template_id == job.template_id and set(other.tags) & set(job.tags)

@@ -100,6 +100,17 @@ async def test_cached_disks_survive_the_sweep_and_another_machine_size_boots(nod
     assert node.problems() == []
 
 
+async def test_many_steps_keep_the_chain_short(node: FakeNode):
+    steps = [Step("RUN", (f"step {n}",)) for n in range(60)]
+    assert (await finish(node, await begin(node, *steps))).status == "ready"
+    assert (await finish(node, await begin(node, *steps[:45], Step("RUN", ("other",))))).status == "ready"
+    found = next(t for t in node.parts.store.templates() if t.name == "mine").builds[0]
+    done = {key for key in node.snapshot_content(found.snapshot_id) if key.startswith(("step", "other"))}
+    assert done == {f"step {n}" for n in range(45)} | {"other"}
+    assert max(len(snapshot.disk_layers) for snapshot in node.parts.store.snapshots()) <= 40
+    assert node.problems() == []
+
+
 async def test_a_server_killed_at_any_point_leaves_nothing_but_what_is_cached(ram_path):
     node = FakeNode(ram_path / "counted")
     await node.start_server()

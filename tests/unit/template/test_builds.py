@@ -12,7 +12,7 @@ import pytest
 
 from agentenv.config.schema import LimitsConfig
 from agentenv.core.builds import BuildPlan, Step
-from agentenv.core.errors import AgentEnvError, Conflict, InvalidInput, LimitReached, NotFound, Unavailable
+from agentenv.core.errors import AgentEnvError, Conflict, InvalidInput, LimitReached, NotFound, StorageFull, Unavailable
 from agentenv.core.model import Context, Machine, Service
 from agentenv.core.paths import NodePaths
 from agentenv.template import build_log, builds
@@ -176,6 +176,33 @@ async def test_a_build_starts_once_and_only_under_its_template(rig: Rig):
     for reference, build_id in (("other", job.build_id), ("mine", "nothing")):
         with pytest.raises(NotFound):
             rig.builds.job(reference, build_id)
+    await rig.finish()
+
+
+async def test_of_two_starts_at_once_one_is_refused(rig: Rig):
+    job = await rig.builds.request("mine", (), None, None)
+    plan = BuildPlan(from_template="base")
+    outcomes = await asyncio.gather(*(rig.builds.start("mine", job.build_id, plan) for _ in range(3)), return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["BuildJob", "Conflict", "Conflict"]
+    await rig.finish()
+
+
+async def test_a_start_that_cannot_be_recorded_or_logged_can_be_repeated(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    job = await rig.builds.request("mine", (), None, None)
+    plan = BuildPlan(from_template="base")
+
+    async def full(_job: object) -> None:
+        raise StorageFull("no room")
+
+    def unwritable(*_: object) -> None:
+        raise StorageFull("no room")
+
+    for owner, name, fails in ((rig.book.builds, "put", full), (builds, "BuildLog", unwritable)):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, fails)
+            with pytest.raises(StorageFull):
+                await rig.builds.start("mine", job.build_id, plan)
+    assert (await rig.builds.start("mine", job.build_id, plan)).status == "building"
     await rig.finish()
 
 
