@@ -1,6 +1,6 @@
 """Build the native programs and put them into the package (`src/agentenv/_bin`).
 
-All are static: `envd` must run in any guest image, and static `blockd` and `volumed` let one wheel serve every Linux
+All are static: `envd` must run in any guest image, and the others, static, let one wheel serve every Linux
 with whatever libc. Needs cargo and a C linker. Run by `make setup` and by the wheel's build hook.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "x86_64-unknown-linux-gnu"
-PROGRAMS = ("blockd", "envd", "volumed")
+PROGRAMS = ("blockd", "envd", "imagefs", "volumed")
 FOLDER = ROOT / "src" / "agentenv" / "_bin"
 
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Bring a Debian machine and this checkout to the point where `aenv up` works. Changes nothing that is there already.
+# With the word `tests`: also what the tests compare with (a registry, umoci).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,8 +10,11 @@ die() { printf 'setup: %s\n' "$1" >&2; printf '  hint: %s\n' "$2" >&2; exit 1; }
 # --- Debian packages: what the node runs on, and a linker for the native programs -----------------------------------
 declare -A package_of=(
   [ip]=iproute2 [nft]=nftables [mmdebstrap]=mmdebstrap [mke2fs]=e2fsprogs [zstd]=zstd [lz4]=lz4 [gcc]=gcc
-  [make]=make [curl]=curl
+  [make]=make [curl]=curl [skopeo]=skopeo
 )
+if [ "${1:-}" = tests ]; then
+  package_of+=([umoci]=umoci [docker-registry]=docker-registry [htpasswd]=apache2-utils [busybox]=busybox-static)
+fi
 missing=()
 for program in "${!package_of[@]}"; do
   PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=("${package_of[$program]}")
@@ -23,6 +27,12 @@ if [ ${#missing[@]} -gt 0 ]; then
   say "install Debian packages: ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e "$policy" ]; then # programs are wanted, not services that start by themselves
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+    trap 'rm -f "$policy"' EXIT
+  fi
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
@@ -42,11 +52,11 @@ fi
 
 # --- native programs ---------------------------------------------------------------------------------------------------
 stale() {
-  for program in blockd envd volumed; do [ -x "src/agentenv/_bin/$program" ] || return 0; done
+  for program in blockd envd imagefs volumed; do [ -x "src/agentenv/_bin/$program" ] || return 0; done
   find native -name target -prune -o -type f \( -name '*.rs' -o -name 'Cargo.*' \) -newer src/agentenv/_bin/envd -print -quit | grep -q .
 }
 if stale; then
   say "build the native programs (a few minutes the first time)"
   .venv/bin/python tools/build_native.py >&2
-  touch src/agentenv/_bin/{blockd,envd,volumed}
+  touch src/agentenv/_bin/{blockd,envd,imagefs,volumed}
 fi

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1] / "_bin"
 
 
 def program(name: str) -> Path:
-    """The path of `blockd`, `envd` or `volumed`. HostNotReady when the package was not built."""
+    """The path of one of them. HostNotReady when the package was not built."""
     path = FOLDER / name
     if not path.is_file():
         raise HostNotReady(f"the native program {name} is missing ({path})", "build it with `make setup`, or install the wheel")

@@ -101,6 +101,18 @@ pub fn import_raw(
     virtual_size_bytes: Option<u64>,
     sync: bool,
 ) -> Result<LayerInfo, StackError> {
+    import_raw_as(source, output, virtual_size_bytes, None, sync)
+}
+
+/// As [`import_raw`], with a chosen identity, so that equal images make equal
+/// files.
+pub fn import_raw_as(
+    source: &Path,
+    output: &Path,
+    virtual_size_bytes: Option<u64>,
+    uuid: Option<String>,
+    sync: bool,
+) -> Result<LayerInfo, StackError> {
     let failed = |error| StackError::Read {
         path: source.to_owned(),
         source: error,
@@ -119,7 +131,11 @@ pub fn import_raw(
             least_bytes: size_bytes,
         });
     }
-    let mut writer = LayerWriter::create(output, &LayerOptions::new(wanted_bytes))?;
+    let options = LayerOptions {
+        uuid,
+        ..LayerOptions::new(wanted_bytes)
+    };
+    let mut writer = LayerWriter::create(output, &options)?;
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut offset = 0;
     while let Some(data) = sys::seek_data(&file, offset).map_err(failed)? {
