@@ -17,6 +17,7 @@ quickstart: setup ## Set up everything, then run a sandbox's whole life through 
 	@$(PY) tools/quickstart.py
 
 test: setup ## All tests: native, unit, and end to end on real microVMs
+	@tools/setup.sh tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-native test-python
 
 test-native:

@@ -132,6 +132,53 @@ class TemplatesConfig(_Section):
     )
 
 
+class ImagesConfig(_Section):
+    """OCI images: where they come from, and what the node takes in."""
+
+    default_registry: str = Field("docker.io", description="Registry of image names that name none.")
+    allow: tuple[str, ...] = Field(
+        (), description="Images that may be used, as `registry/repository` with `*` for any text; empty: all but those in `deny`."
+    )
+    deny: tuple[str, ...] = Field((), description="Images that may not be used; stronger than `allow`.")
+    mirrors: tuple[str, ...] = Field(
+        (),
+        description="Mirrors to ask first, in order: `<registry>=<mirror host[:port]>[/prefix]`, such as `docker.io=mirror.lan:5000/hub`.",
+    )
+    insecure_registries: tuple[str, ...] = Field(
+        (), description="Registries (`host[:port]`) that may be asked without TLS, or whose certificate nobody checks."
+    )
+    docker_config: str = Field(
+        "",
+        description="Docker's `config.json` with credentials for registries; empty: `.docker/config.json` in the home of the node's user.",
+    )
+    certs_dir: Path = Field(
+        Path("/etc/docker/certs.d"), description="Certificates of registries' own authorities: `<host[:port]>/*.crt` in this folder."
+    )
+    cache_mb: int = Field(20480, ge=0, description="Downloaded blobs that are kept for later pulls, MiB; the longest unused go first.")
+    pull_deadline_s: int = Field(3600, ge=10, le=86400, description="Longest download of one image, seconds.")
+    convert_deadline_s: int = Field(3600, ge=10, le=86400, description="Longest conversion of one layer, seconds.")
+    conversions_at_once: int = Field(2, ge=1, le=64, description="Layers converted at the same time; others wait their turn.")
+    layer_max_mb: int = Field(65536, ge=1, description="Largest layer, decompressed, MiB.")
+    layer_max_entries: int = Field(2_000_000, ge=1, description="Most files of one layer.")
+    layer_max_ratio: int = Field(
+        2000, ge=10, description="Most decompressed bytes for each compressed one, from 64 MiB on; ordinary layers stay below 100."
+    )
+
+    @field_validator("mirrors")
+    @classmethod
+    def _are_mirrors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for mirror in value:
+            registry, equals, place = mirror.partition("=")
+            if not (registry and equals and place) or "://" in place:
+                raise ValueError(f"{mirror!r} is not `<registry>=<host[:port]>[/prefix]`")
+        return value
+
+    @property
+    def docker_config_file(self) -> Path:
+        """Where credentials are looked for."""
+        return Path(self.docker_config) if self.docker_config else Path.home() / ".docker" / "config.json"
+
+
 class VmmConfig(_Section):
     """The virtual machine monitor."""
 
@@ -192,6 +239,7 @@ class Config(_Section):
     api: ApiConfig = ApiConfig()
     guest: GuestConfig = GuestConfig()
     templates: TemplatesConfig = TemplatesConfig()
+    images: ImagesConfig = ImagesConfig()
     vmm: VmmConfig = VmmConfig()
     network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -130,6 +130,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement("mmdebstrap", "makes the base root file system", _program("mmdebstrap"), "mmdebstrap", _apt("mmdebstrap")),
     Requirement("mke2fs", "turns a folder into a disk image, without a mount", _mke2fs_problem, "e2fsprogs", _apt("e2fsprogs")),
+    Requirement("skopeo", "fetches images from registries", _program("skopeo"), "skopeo", _apt("skopeo"), required=False),
     Requirement("zstd", "takes Debian's kernel image apart", _program("zstd"), "zstd", _apt("zstd")),
     Requirement("lz4", "only for kernels of your own that are packed with lz4", _program("lz4"), "lz4", _apt("lz4"), required=False),
     Requirement(

@@ -1,0 +1,50 @@
+"""Who asks a registry: what the caller gave with this call, else what the node's `docker login` left.
+
+skopeo reads credentials from a file in Docker's form (`auths`, credential helpers and all). Given ones go into such a file of
+their own, readable by the owner only, for the time of one call: never into arguments, which everybody on the machine can see.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentenv.core.errors import InvalidInput
+from agentenv.image.reference import DOCKER_HUB
+
+_DOCKER_HUB_KEY = "https://index.docker.io/v1/"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """For one registry."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@contextlib.contextmanager
+def auth_file(registry: str, given: Credentials | None, docker_config: Path, folder: Path) -> Iterator[Path]:
+    """The file to let skopeo read while the body runs. Given credentials are for `registry` alone, not for its mirrors."""
+    if given is None and docker_config.is_file():
+        yield docker_config
+        return
+    auths = {}
+    if given is not None:
+        if ":" in given.username or not given.username:
+            raise InvalidInput(f"the user name for {registry} must not be empty and cannot hold a colon")
+        both = base64.b64encode(f"{given.username}:{given.password}".encode()).decode()
+        auths[_DOCKER_HUB_KEY if registry == DOCKER_HUB else registry] = {"auth": both}
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".auth-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            json.dump({"auths": auths}, out)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)

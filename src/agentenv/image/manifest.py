@@ -1,0 +1,194 @@
+"""What registries say of an image: indexes, manifests, configurations. All of it comes from outside and is checked here.
+
+Wire facts: OCI image-spec 1.1 (`image-index`, `manifest`, `config`) and Docker's schema 2, which has the same shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.core.errors import DataCorrupt, InvalidInput, Unsupported
+
+MANIFEST_BYTES_MAX = 4 << 20  # what registries accept
+CONFIG_BYTES_MAX = 8 << 20
+LAYERS_MAX = 200  # a stack holds 255; steps of a build come on top
+_INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_CONFIGS = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
+_LAYER = re.compile(
+    r"application/vnd\.(?:oci\.image\.layer(?:\.nondistributable)?\.v1\.tar(?:\+gzip|\+zstd)?"
+    r"|docker\.image\.rootfs\.(?:diff|foreign\.diff)\.tar(?:\.gzip|\.zstd)?)"
+)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_ATTESTATION = "vnd.docker.reference.type"
+_OVERLAYBD = "containerd.io/snapshot/overlaybd/blob-digest"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a program is made for."""
+
+    os: str = "linux"
+    architecture: str = "amd64"
+
+    def __str__(self) -> str:
+        return f"{self.os}/{self.architecture}"
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A blob by its digest."""
+
+    media_type: str
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One image for one platform: its configuration and its layers, bottom first."""
+
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """What an image says about running it. Lists are None where the image says nothing."""
+
+    env: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] | None = None
+    cmd: tuple[str, ...] | None = None
+    user: str = ""
+    working_dir: str = ""
+    exposed_ports: tuple[str, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    stop_signal: str = ""
+    shell: tuple[str, ...] | None = None
+    volumes: tuple[str, ...] = ()
+    diff_ids: tuple[str, ...] = ()
+    """Checksums of the decompressed layers, bottom first."""
+
+
+def is_index(document: dict[str, Any]) -> bool:
+    """Whether a document lists manifests for several platforms."""
+    return document.get("mediaType") in _INDEXES or ("manifests" in document and "layers" not in document)
+
+
+def load(raw: bytes, what: str, limit_bytes: int = MANIFEST_BYTES_MAX) -> dict[str, Any]:
+    """A JSON object. DataCorrupt when it is none, or too long."""
+    if len(raw) > limit_bytes:
+        raise DataCorrupt(f"{what} has {len(raw)} bytes, more than the {limit_bytes} that are accepted")
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DataCorrupt(f"{what} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise DataCorrupt(f"{what} is no JSON object")
+    return document
+
+
+def choose(index: dict[str, Any], platform: Platform, what: str) -> str:
+    """The digest of the manifest for `platform`. InvalidInput names the platforms there are.
+
+    Attestations are manifests, too, for no platform at all; they are passed over.
+    """
+    found: list[tuple[str, str]] = []
+    offered: set[str] = set()
+    for entry in _list(index.get("manifests"), what):
+        if _ATTESTATION in (entry.get("annotations") or {}):
+            continue
+        made_for = entry.get("platform") or {}
+        name = f"{made_for.get('os')}/{made_for.get('architecture')}"
+        if name == str(platform):
+            found.append((str(made_for.get("variant") or ""), _digest(entry, what)))
+        elif "unknown" not in name:
+            offered.add(name)
+    if not found:
+        choices = ", ".join(sorted(offered)[:20]) or "no platform"
+        raise InvalidInput(f"{what} is not made for {platform}", f"it is made for {choices}")
+    return min(found)[1]  # the one without a variant runs everywhere
+
+
+def parse_manifest(document: dict[str, Any], what: str) -> Manifest:
+    """Config and layers of a manifest. InvalidInput or Unsupported when it is no image this node can use."""
+    if document.get("schemaVersion") != 2 or "config" not in document:
+        raise InvalidInput(f"{what} has a manifest of an old or unknown kind ({document.get('mediaType', 'schema 1')})", "push it again")
+    config = _descriptor(document["config"], f"{what}: config")
+    if config.media_type not in _CONFIGS:
+        raise InvalidInput(f"{what} is no image of a file system, but {config.media_type or 'something else'}")
+    entries = _list(document.get("layers"), what)
+    if len(entries) > LAYERS_MAX:
+        raise InvalidInput(f"{what} has {len(entries)} layers, more than {LAYERS_MAX}", "squash it")
+    layers = []
+    for entry in entries:
+        layer = _descriptor(entry, f"{what}: layer")
+        if _OVERLAYBD in (entry.get("annotations") or {}) or not _LAYER.fullmatch(layer.media_type):
+            raise Unsupported(f"{what} has a layer of type {layer.media_type} that is no plain archive")
+        layers.append(layer)
+    return Manifest(config, tuple(layers))
+
+
+def parse_config(raw: bytes, manifest: Manifest, platform: Platform, what: str) -> ImageConfig:
+    """The configuration. InvalidInput when it is for another platform, DataCorrupt when it does not fit the manifest."""
+    document = load(raw, f"{what}: config", CONFIG_BYTES_MAX)
+    made_for = f"{document.get('os') or platform.os}/{document.get('architecture') or platform.architecture}"
+    if made_for != str(platform):
+        raise InvalidInput(f"{what} is made for {made_for}, not for {platform}")
+    rootfs = document.get("rootfs")
+    diff_ids = _texts(rootfs.get("diff_ids"), what) if isinstance(rootfs, dict) else None
+    if diff_ids is None or len(diff_ids) != len(manifest.layers) or not all(map(_DIGEST.fullmatch, diff_ids)):
+        raise DataCorrupt(f"{what}: its configuration names other layers than its manifest")
+    run = document.get("config") or {}
+    if not isinstance(run, dict):
+        raise DataCorrupt(f"{what}: its configuration is malformed")
+    labels = run.get("Labels") or {}
+    return ImageConfig(
+        env=_texts(run.get("Env"), what) or (),
+        entrypoint=_texts(run.get("Entrypoint"), what),
+        cmd=_texts(run.get("Cmd"), what),
+        user=str(run.get("User") or ""),
+        working_dir=str(run.get("WorkingDir") or ""),
+        exposed_ports=tuple(sorted(map(str, run.get("ExposedPorts") or {}))),
+        labels={str(key): str(value) for key, value in labels.items()} if isinstance(labels, dict) else {},
+        stop_signal=str(run.get("StopSignal") or ""),
+        shell=_texts(run.get("Shell"), what),
+        volumes=tuple(sorted(map(str, run.get("Volumes") or {}))),
+        diff_ids=diff_ids,
+    )
+
+
+def _descriptor(value: Any, what: str) -> Descriptor:
+    if not isinstance(value, dict) or not isinstance(value.get("size"), int) or value["size"] < 0:
+        raise DataCorrupt(f"{what}: its descriptor is malformed")
+    return Descriptor(str(value.get("mediaType", "")), _digest(value, what), value["size"])
+
+
+def _digest(value: dict[str, Any], what: str) -> str:
+    digest = value.get("digest")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise DataCorrupt(f"{what}: '{digest}' is no sha256 digest")
+    return digest
+
+
+def _list(value: Any, what: str) -> Sequence[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise DataCorrupt(f"{what}: its manifest is malformed")
+    return value
+
+
+def _texts(value: Any, what: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise DataCorrupt(f"{what}: its configuration is malformed")
+    return tuple(value)
+
+
+def digest_of(raw: bytes) -> str:
+    """The digest of a document as it came."""
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"

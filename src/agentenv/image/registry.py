@@ -1,0 +1,196 @@
+"""Images from registries, by `skopeo`: which one a name means, and its blobs into the cache.
+
+Invariants: what a pull brings is the image that was resolved, by digest, whatever the tag names meanwhile; mirrors come first
+and a mirror that fails is passed over; no policy, alias or mirror list of the host has a say.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.config.schema import ImagesConfig
+from agentenv.core.errors import AgentEnvError, DataCorrupt, HostNotReady, Internal, NotFound, PermissionDenied, Unavailable
+from agentenv.host.command import Progress, run_command
+from agentenv.host.requirements import find_program
+from agentenv.image import manifest as manifests
+from agentenv.image import reference as references
+from agentenv.image.blobs import BlobFolder
+from agentenv.image.credentials import Credentials, auth_file
+from agentenv.image.manifest import ImageConfig, Manifest, Platform
+from agentenv.image.reference import ImageReference
+
+_ASK_DEADLINE_S = 60.0
+_TRIES = 3
+_INDEX_DEPTH_MAX = 3
+_INSTALL = "apt-get install skopeo"
+
+#: What skopeo's registry client says, and what it means. The program has one exit status for all of them.
+_MEANINGS: tuple[tuple[tuple[str, ...], type[AgentEnvError], str], ...] = (
+    (
+        ("unauthorized", "authentication required", "invalid username/password", "denied"),
+        PermissionDenied,
+        "give credentials for this registry, or `docker login` as the node's user",
+    ),
+    (("manifest unknown", "name unknown", "not found", "repository name not known"), NotFound, "see that name and tag are right"),
+    (("http response to https client",), Unavailable, "add the registry to images.insecure_registries if it has no TLS"),
+    (("x509:", "certificate"), Unavailable, "put its CA into a folder of images.certs_dir, named as the registry"),
+    (
+        ("too many requests", "toomanyrequests"),
+        Unavailable,
+        "the registry limits its callers: wait, give credentials, or set images.mirrors",
+    ),
+    (("connection refused", "no such host", "i/o timeout", "connection reset", "eof"), Unavailable, "see that the registry can be reached"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedImage:
+    """Which image a name means now. `found_at` is where it was found: the registry itself or a mirror."""
+
+    reference: ImageReference
+    found_at: ImageReference
+    digest: str
+    """Of the manifest for one platform."""
+    manifest: Manifest
+    platform: Platform
+
+
+@dataclass(frozen=True, slots=True)
+class LocalImage:
+    """An image whose blobs are all on this machine."""
+
+    name: str
+    digest: str
+    manifest: Manifest
+    config: ImageConfig
+    blobs: BlobFolder
+
+
+class Registry:
+    """Pulls images into `<cache>/images`. All methods block."""
+
+    def __init__(self, cache: Path, config: ImagesConfig) -> None:
+        self._folder = cache / "images"
+        self._config = config
+        self.blobs = BlobFolder(self._folder / "blobs")
+
+    def resolve(self, text: str, credentials: Credentials | None = None, platform: Platform = Platform()) -> ResolvedImage:  # noqa: B008
+        """The manifest that a name means. InvalidInput, PermissionDenied, NotFound, Unavailable, HostNotReady."""
+        reference = references.parse(text, self._config.default_registry)
+        references.check_allowed(reference, self._config.allow, self._config.deny)
+        return self._at_first_place(reference, lambda place: self._resolve_at(reference, place, credentials, platform))
+
+    def pull(self, image: ResolvedImage, credentials: Credentials | None, progress: Progress) -> LocalImage:
+        """Bring what the cache lacks. The blobs are those of the manifest, each with the digest it names."""
+        what = str(image.reference)
+        wanted = (image.manifest.config, *image.manifest.layers)
+        if not all(self.blobs.is_complete(blob.digest, blob.size_bytes) for blob in wanted):
+            self._copy(image, credentials, progress)
+        for blob in wanted:
+            if not self.blobs.is_complete(blob.digest, blob.size_bytes):
+                raise DataCorrupt(f"{what}: the registry sent another blob than {blob.digest}", "pull again, or from another place")
+        raw = self.blobs.read(image.manifest.config.digest, manifests.CONFIG_BYTES_MAX)
+        config = manifests.parse_config(raw, image.manifest, image.platform, what)
+        return LocalImage(what, image.digest, image.manifest, config, self.blobs)
+
+    def _at_first_place(self, reference: ImageReference, ask: Callable[[ImageReference], ResolvedImage]) -> ResolvedImage:
+        *mirrors, origin = references.pull_names(reference, self._config.mirrors)
+        for place in mirrors:
+            try:
+                return ask(place)
+            except HostNotReady:
+                raise
+            except AgentEnvError:
+                continue  # a mirror may be down, or not have it: the registry itself has the last word
+        return ask(origin)
+
+    def _resolve_at(
+        self, reference: ImageReference, place: ImageReference, credentials: Credentials | None, platform: Platform
+    ) -> ResolvedImage:
+        what = str(reference)
+        for _ in range(_INDEX_DEPTH_MAX):
+            raw = self._ask(place, reference, credentials, "inspect", "--raw", f"docker://{place.exact}")
+            digest = manifests.digest_of(raw)
+            if place.digest is not None and digest != place.digest:
+                raise DataCorrupt(f"{what}: the registry sent a manifest with the digest {digest}, not {place.digest}")
+            document = manifests.load(raw, what)
+            if not manifests.is_index(document):
+                parsed = manifests.parse_manifest(document, what)
+                return ResolvedImage(reference, place.at(digest), digest, parsed, platform)
+            place = place.at(manifests.choose(document, platform, what))
+        raise DataCorrupt(f"{what}: its indexes name only further indexes")
+
+    def _copy(self, image: ResolvedImage, credentials: Credentials | None, progress: Progress) -> None:
+        total = sum(layer.size_bytes for layer in image.manifest.layers)
+        before = self.blobs.used_bytes()
+        there = sum(b.size_bytes for b in image.manifest.layers if self.blobs.is_complete(b.digest, b.size_bytes))
+        step = f"pull {image.reference} (bytes)"
+
+        def watch() -> None:
+            progress(step, min(total, there + self.blobs.used_bytes() - before), total)
+
+        source = f"docker://{image.found_at.exact}"
+        with self._layout() as layout:
+            target = ("--dest-shared-blob-dir", str(self.blobs.folder), source, f"oci:{layout}:image")
+            self._ask(image.found_at, image.reference, credentials, "copy", "--quiet", *target, watch=watch)
+        progress(step, total, total)
+
+    @contextmanager
+    def _layout(self) -> Iterator[Path]:
+        """A folder for skopeo's own notes; the blobs go to the cache."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self._folder, prefix=".pull-"))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _ask(
+        self,
+        place: ImageReference,
+        reference: ImageReference,
+        credentials: Credentials | None,
+        verb: str,
+        *words: str,
+        watch: Callable[[], None] | None = None,
+    ) -> bytes:
+        program = find_program("skopeo")
+        if program is None:
+            raise HostNotReady("images come through skopeo, and this machine has none", _INSTALL)
+        self.blobs.folder.mkdir(parents=True, exist_ok=True)
+        side = "src-" if verb == "copy" else ""
+        options = ["--retry-times", str(_TRIES)] if verb == "copy" else []
+        if place.registry in self._config.insecure_registries:
+            options.append(f"--{side}tls-verify=false")
+        certificates = self._config.certs_dir / place.registry
+        if certificates.is_dir():
+            options += [f"--{side}cert-dir", str(certificates)]
+        given = credentials if place.registry == reference.registry else None
+        with auth_file(place.registry, given, self._config.docker_config_file, self._folder) as authentication:
+            try:
+                return run_command(
+                    [program, "--insecure-policy", verb, "--authfile", authentication, *options, *words],
+                    timeout_s=self._config.pull_deadline_s if verb == "copy" else _ASK_DEADLINE_S,
+                    env={"CONTAINERS_REGISTRIES_CONF": "/dev/null"},
+                    watch=watch,
+                    max_output_bytes=manifests.MANIFEST_BYTES_MAX,
+                )
+            except Internal as error:
+                raise _meaning(error, place) from error
+
+
+def _meaning(error: Internal, place: ImageReference) -> AgentEnvError:
+    said = error.message.lower()
+    for texts, cls, hint in _MEANINGS:
+        if any(text in said for text in texts):
+            return cls(f"image '{place}': {_last_line(error.message)}", hint)
+    return Unavailable(f"image '{place}': {_last_line(error.message)}", "try again, or see what the registry says")
+
+
+def _last_line(message: str) -> str:
+    return message.strip().splitlines()[-1][-600:]
