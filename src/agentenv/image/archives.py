@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -174,8 +173,3 @@ def _rootfs(archive: Path, blobs: BlobFolder, name: str) -> LocalImage:
     with archive.open("rb") as content:
         layer = _keep(content, blobs)
     return LocalImage(name, layer.digest, Manifest(layer, (layer,)), ImageConfig(diff_ids=("",)), blobs)
-
-
-def remove_work(work: Path) -> None:
-    """Remove what `load_archive` left."""
-    shutil.rmtree(work, ignore_errors=True)

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -105,7 +106,7 @@ class Converter:
 
     def __init__(self, layers: Layers, imagefs: Path, config: ImagesConfig, disk_mb: int) -> None:
         self._layers, self._imagefs, self._config, self._disk_mb = layers, imagefs, config, disk_mb
-        self._busy: dict[str, asyncio.Lock] = {}
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(config.conversions_at_once)
         base = f"{VERSION} {disk_mb} {_JOURNAL_MIB} {_FEATURES} {_FILE_SYSTEM_ID} {_HASH_SEED}"
         self._base_key = hashlib.sha256(base.encode()).hexdigest()

@@ -139,6 +139,7 @@ class Registry:
             target = ("--dest-shared-blob-dir", str(self.blobs.folder), source, f"oci:{layout}:image")
             self._ask(image.found_at, image.reference, credentials, "copy", "--quiet", *target, watch=watch)
         progress(step, total, total)
+        self.blobs.prune(self._config.cache_mb << 20)
 
     @contextmanager
     def _layout(self) -> Iterator[Path]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from registry_rig import PASSWORD, USER, RealRegistry, real_registry
 from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import DataCorrupt, InvalidInput, NotFound, PermissionDenied, Unavailable
 from agentenv.image.archives import load_archive
+from agentenv.image.blobs import BlobFolder
 from agentenv.image.credentials import Credentials
 from agentenv.image.manifest import Platform
 from agentenv.image.registry import LocalImage, Registry
@@ -195,3 +198,16 @@ def test_an_archive_cannot_point_outside_of_itself(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(layer(member("manifest.json", index), (config, b"")))
     with pytest.raises(InvalidInput, match="lacks"):
         load_archive(tmp_path / "x.tar", tmp_path / "work", "x", Platform(), 1 << 30)
+
+
+def test_the_cache_keeps_what_was_used_last_and_what_is_young(tmp_path: Path) -> None:
+    blobs = BlobFolder(tmp_path / "blobs")
+    (tmp_path / "blobs" / "sha256").mkdir(parents=True)
+    hour_s = 3600
+    for name, age_s in (("a", 5 * hour_s), ("b", 3 * hour_s), ("c", 4 * hour_s), ("d", 0)):
+        blobs.path(f"sha256:{name}").write_bytes(bytes(100))
+        os.utime(blobs.path(f"sha256:{name}"), (time.time() - age_s,) * 2)
+    assert blobs.is_complete("sha256:a", 100), "and so it counts as used now"
+    assert blobs.prune(300) == 100
+    assert sorted(path.name for path in (tmp_path / "blobs" / "sha256").iterdir()) == ["a", "b", "d"]
+    assert blobs.prune(0) == 100  # the young ones stay whatever the limit
