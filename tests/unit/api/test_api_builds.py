@@ -173,11 +173,11 @@ async def test_the_uploads_url_is_where_the_caller_reaches_the_node(client: http
     assert asked.json()["url"].startswith(f"https://api.sbx.test:8443/template-files/{HASH}?ticket=")
 
 
-@pytest.mark.parametrize(("ticket", "status"), [("0" * 64, 403), ("x", 400), (None, 400)])
-async def test_uploads_need_a_ticket(stranger: httpx.AsyncClient, ticket: str | None, status: int):
+@pytest.mark.parametrize("ticket", ["0" * 64, "x", "ä", "", None])
+async def test_uploads_need_a_ticket(stranger: httpx.AsyncClient, ticket: str | None):
     params = {} if ticket is None else {"ticket": ticket}
     reply = await stranger.put(f"/template-files/{HASH}", params=params, content=b"x")
-    assert_contract_error(reply, status, "permission_denied" if status == 403 else "invalid_input")
+    assert_contract_error(reply, 403, "permission_denied")
 
 
 @pytest.mark.parametrize("name", ["..%2F..%2Fetc", "a%20b", "x" * 129])

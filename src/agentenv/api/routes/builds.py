@@ -70,9 +70,7 @@ async def file(request: Request, context: Context, template_id: InPath, files_ha
 
 
 @uploads.put(UPLOAD_PATH + "/{files_hash}")
-async def upload(
-    request: Request, context: Context, files_hash: InPath, ticket: Annotated[str, Query(max_length=128, pattern="^[0-9a-f]*$")]
-) -> Response:
+async def upload(request: Request, context: Context, files_hash: InPath, ticket: Annotated[str, Query()] = "") -> Response:
     """Store an archive (tar, or tar compressed) under the hash of its files. The ticket comes with the URL."""
     declared = request.headers.get("content-length", "")
     size_bytes = int(declared) if declared.isdecimal() else None
