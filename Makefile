@@ -18,10 +18,10 @@ quickstart: setup ## Set up everything, then run a sandbox's whole life through 
 
 test: setup ## All tests: native, unit, and end to end on real microVMs
 	@tools/setup.sh tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-native test-python
+	@$(MAKE) --no-print-directory --jobs=2 test-native test-python
 
 test-native:
-	cd native && cargo test --locked --workspace
+	cd native && env -u MAKEFLAGS cargo test --locked --workspace # cargo cannot use make's job server for doc tests, and warns
 
 test-python: # two workers: all that needs the node in one (see tests/conftest.py), the rest beside it
 	$(PY) -m pytest tests -n 2 $(PYTEST_ARGS)

@@ -153,7 +153,8 @@ def test_planted_links_lead_nowhere_the_user_could_not_go(box):
         lambda: box.files.list(f"/proc/{keeper.pid}/cwd"),
         lambda: box.files.make_dir("up/d/new"),
         lambda: box.files.rename("up/a", "up/d/a"),
-        lambda: box.files.remove("/etc/hostname"),
+        lambda: box.files.remove("up/d/open"),
+        lambda: box.files.remove("up/top/etc/hostname"),
     ):
         with pytest.raises(SandboxException):
             call()

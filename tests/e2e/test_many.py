@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
+import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from e2b import Sandbox
 
 COUNT = 20
+TABLES = ("templates", "snapshots", "cached_steps")
 
 
 def test_twenty_at_once(node):
@@ -23,20 +29,25 @@ def test_twenty_at_once(node):
     assert Sandbox.list(**node.options).next_items() == []
 
 
-def test_nothing_of_the_dead_remains(node):
-    """Slots, VMs, disks and layer files of killed sandboxes are gone; only those of templates and snapshots are left."""
-    import json
-    import subprocess
-    import time
+def kept_layers(node) -> set[str]:
+    """The layer files that templates, snapshots and the cache of build steps reach, by the node's own records."""
+    with contextlib.closing(sqlite3.connect(f"file:{node.home / 'node.db'}?mode=ro", uri=True)) as records:
+        rows = {table: [json.loads(body) for (body,) in records.execute(f"SELECT body FROM {table}")] for table in TABLES}
+    named = {build["snapshot_id"] for template in rows["templates"] for build in template["builds"]}
+    named |= {step["snapshot_id"] for step in rows["cached_steps"]}
+    snapshots = [snapshot for snapshot in rows["snapshots"] if snapshot["snapshot_id"] in named]
+    return {f"{layer}.lsmt" for snapshot in snapshots for layer in (*snapshot["memory_layers"], *snapshot["disk_layers"])}
 
-    kept = len(json.loads(node.aenv("templates", "--json").stdout)) + len(json.loads(node.aenv("snapshot", "ls", "--json").stdout))
+
+def test_nothing_of_the_dead_remains(node):
+    """Slots, VMs, disks and layer files of killed sandboxes are gone; only those of templates, snapshots and cached steps are left."""
     end = time.monotonic() + 20
     while True:
-        layers = [path.name for path in (node.home / "layers").iterdir()]
+        left = {path.name for path in (node.home / "layers").iterdir()} - kept_layers(node)
         vms = list((node.run / "vms").iterdir())
         stacks = [path.name for path in (node.run / "stacks").iterdir()]
-        if len(layers) <= 3 * kept and not vms and all(name.startswith("mem-") for name in stacks):
+        if not left and not vms and all(name.startswith("mem-") for name in stacks):
             break
-        assert time.monotonic() < end, f"left: layers {layers}, VMs {vms}, stacks {stacks}"
+        assert time.monotonic() < end, f"left: layers {left}, VMs {vms}, stacks {stacks}"
         time.sleep(0.2)
     assert subprocess.run(["pgrep", "-f", str(node.run / "vms")], capture_output=True, check=False).stdout == b""
