@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import bounds
 import httpx
 from rich.console import Console
 from rich.table import Table
@@ -248,18 +249,7 @@ def report(result: dict[str, Any]) -> bool:
         result["index"]["seconds"],
         result["index"]["memory_mb"],
     ]
-    table = Table(title="bounds of blockd")
-    for column in ("what", "found", "bound", ""):
-        table.add_column(column, justify="left" if column == "what" else "right")
-    good = True
-    for (name, (bound, sense)), value in zip(BOUNDS.items(), found, strict=True):
-        holds = value >= bound if sense == "at least" else value <= bound
-        good &= holds
-        table.add_row(name, f"{value:.2f}", f"{sense} {bound:.2f}", "holds" if holds else "BROKEN")
-    out.print(table)
-    result["bounds"] = {
-        name: {"found": value, "bound": bound, "sense": sense} for (name, (bound, sense)), value in zip(BOUNDS.items(), found, strict=True)
-    }
+    result["bounds"], good = bounds.report(out, "bounds of blockd", BOUNDS, found)
     return good
 
 

@@ -30,6 +30,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
+import bounds
+
 from local_node import node
 
 HERE = Path(__file__).parent
@@ -326,18 +328,8 @@ def report(result: dict[str, Any]) -> bool:
         table.add_row(name, f"{theirs:.0f}{suffix}", f"{ours:.0f}{suffix}", f"{ours / theirs:.2f}")
     out.print(table)
     found = [sides[key]["ours"] / sides[key]["nginx"] for key in ROWS] + [trips["proxy"] / trips["direct"]]
-    table = Table(title=f"bounds of the proxy (`true` through the SDK: {trips['proxy']:.1f} ms, directly to envd {trips['direct']:.1f} ms)")
-    for column in ("what", "found", "bound", ""):
-        table.add_column(column, justify="left" if column == "what" else "right")
-    good = True
-    for (name, (bound, sense)), value in zip(BOUNDS.items(), found, strict=True):
-        holds = value >= bound if sense == "at least" else value <= bound
-        good &= holds
-        table.add_row(name, f"{value:.2f}", f"{sense} {bound:.2f}", "holds" if holds else "BROKEN")
-    out.print(table)
-    result["bounds"] = {
-        name: {"found": value, "bound": bound, "sense": sense} for (name, (bound, sense)), value in zip(BOUNDS.items(), found, strict=True)
-    }
+    title = f"bounds of the proxy (`true` through the SDK: {trips['proxy']:.1f} ms, directly to envd {trips['direct']:.1f} ms)"
+    result["bounds"], good = bounds.report(out, title, BOUNDS, found)
     return good
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any, Never, TypeVar
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
@@ -27,8 +27,30 @@ from agentenv.core.references import check_tag, parse_reference
 BODY_DEADLINE_S = 60.0  # a caller that sends a body slower than this keeps a connection for nothing
 _QUOTED_LIMIT = 80  # characters of an id that an error repeats
 
+CHUNK_BYTES = 1 << 20  # of a body that is stored: what a transfer holds in memory
+CHUNK_DEADLINE_S = 60.0  # the SDKs give up on a stream that stands still for as long
+
 BodyT = TypeVar("BodyT", bound=BaseModel)
 _body_models: WeakKeyDictionary[Callable[..., object], type[BaseModel]] = WeakKeyDictionary()  # what `json_body` made, for the document
+
+
+async def body_chunks(request: Request) -> AsyncIterator[bytes]:
+    """A body of any size in pieces worth writing, `CHUNK_BYTES` or a little more. HTTPException 408 when it stands still."""
+    buffer = bytearray()
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(CHUNK_DEADLINE_S):
+                part = await anext(stream, None)
+        except TimeoutError as error:
+            raise HTTPException(408, f"nothing of the body arrived for {CHUNK_DEADLINE_S:.0f} seconds", {"Connection": "close"}) from error
+        if part is not None:
+            buffer += part
+        if buffer and (part is None or len(buffer) >= CHUNK_BYTES):
+            yield bytes(buffer)
+            buffer.clear()
+        if part is None:
+            return
 
 
 def sandbox_not_found(sandbox_id: str) -> NotFound:

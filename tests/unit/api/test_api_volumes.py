@@ -19,7 +19,7 @@ from e2b.exceptions import (
     VolumePathNotFoundException,
 )
 
-from agentenv.api.routes import volume_content
+from agentenv.api import request_parts
 from agentenv.core.errors import StorageFull
 from agentenv.testing.fake_orchestrator import FakeOrchestrator
 from agentenv.volume.tree import Upload
@@ -241,7 +241,7 @@ async def test_a_full_disk_is_said_to_be_full(client: httpx.AsyncClient, bearer:
 async def test_an_upload_that_stands_still_is_ended(
     client: httpx.AsyncClient, bearer: Headers, content: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(volume_content, "CHUNK_DEADLINE_S", 0.05)
+    monkeypatch.setattr(request_parts, "CHUNK_DEADLINE_S", 0.05)
 
     async def stuck():
         yield b"half"

@@ -5,20 +5,17 @@ Files are uploaded to a URL of this node that carries its own ticket instead of 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Depends, Path, Query
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from agentenv.api.build_models import NewBuildBody, NewBuildBodyV2, StartBuildBody, to_plan
 from agentenv.api.context import Context
 from agentenv.api.pagination import MAX_LIMIT
-from agentenv.api.request_parts import json_body, template_in_path
+from agentenv.api.request_parts import body_chunks, json_body, template_in_path
 from agentenv.api.views import (
     BuildLogsView,
     BuildStatusView,
@@ -38,8 +35,6 @@ from agentenv.template.build_log import BuildEntry, at_least
 router = APIRouter()
 uploads = APIRouter()
 UPLOAD_PATH = "/template-files"
-CHUNK_DEADLINE_S = 60.0  # an upload that stands still for as long is given up
-_CHUNK_BYTES = 1 << 20
 InPath = Annotated[str, Path()]
 Level = Annotated[LogLevel, Query()]
 EntryLimit = Annotated[int, Query(ge=0, le=MAX_LIMIT)]
@@ -74,7 +69,7 @@ async def upload(request: Request, context: Context, files_hash: InPath, ticket:
     """Store an archive (tar, or tar compressed) under the hash of its files. The ticket comes with the URL."""
     declared = request.headers.get("content-length", "")
     size_bytes = int(declared) if declared.isdecimal() else None
-    await context.orchestrator.builds.files.receive(unquote(files_hash), ticket, size_bytes, _chunks(request))
+    await context.orchestrator.builds.files.receive(unquote(files_hash), ticket, size_bytes, body_chunks(request))
     return Response(status_code=200)
 
 
@@ -138,22 +133,3 @@ def _own_url(request: Request) -> str:
     if not host:
         raise InvalidInput("the request has no Host header", "send one: the upload's URL is made from it")
     return f"{proto if proto in ('http', 'https') else request.url.scheme}://{host}"
-
-
-async def _chunks(request: Request) -> AsyncIterator[bytes]:
-    """The body in pieces of a size worth writing."""
-    buffer = bytearray()
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(CHUNK_DEADLINE_S):
-                part = await anext(stream, None)
-        except TimeoutError as error:
-            raise HTTPException(408, f"nothing of the body arrived for {CHUNK_DEADLINE_S:.0f} seconds", {"Connection": "close"}) from error
-        if part is not None:
-            buffer += part
-        if buffer and (part is None or len(buffer) >= _CHUNK_BYTES):
-            yield bytes(buffer)
-            buffer.clear()
-        if part is None:
-            return

@@ -14,21 +14,18 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Depends, Query
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agentenv.api.auth import bearer_token
 from agentenv.api.context import Context
 from agentenv.api.models import VolumeAttributesBody
-from agentenv.api.request_parts import json_body
+from agentenv.api.request_parts import CHUNK_BYTES, body_chunks, json_body
 from agentenv.api.views import entry_view
 from agentenv.core.errors import Internal, InvalidInput, Unauthenticated
 from agentenv.volume.tree import Attributes, Entry, Tree, Upload
 
 router = APIRouter()
-CHUNK_BYTES = 1 << 20  # read or written at a time: what a transfer holds in memory
-CHUNK_DEADLINE_S = 60.0  # the SDKs give up on a stream that stands still for as long
 DEPTH_MAX = 64
 _QUERY_FIELDS_MAX = 64  # the routes know five
 
@@ -149,21 +146,8 @@ async def _chunks(fd: int, size_bytes: int, path: str) -> AsyncIterator[bytes]:
 
 
 async def _receive(request: Request, upload: Upload) -> None:
-    buffer = bytearray()
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(CHUNK_DEADLINE_S):
-                part = await anext(stream, None)
-        except TimeoutError as error:
-            raise HTTPException(408, f"nothing of the body arrived for {CHUNK_DEADLINE_S:.0f} seconds", {"Connection": "close"}) from error
-        if part is not None:
-            buffer += part
-        if buffer and (part is None or len(buffer) >= CHUNK_BYTES):
-            await _whole(upload.write, bytes(buffer))
-            buffer.clear()
-        if part is None:
-            return
+    async for chunk in body_chunks(request):
+        await _whole(upload.write, chunk)
 
 
 async def _whole(work: Callable[..., T], *arguments: Any) -> T:
