@@ -23,7 +23,8 @@ from pydantic import TypeAdapter
 
 from agentenv.config.schema import Config
 from agentenv.core.model import Snapshot
-from agentenv.guest.client import ENVD_PORT, connect_frame
+from agentenv.guest.client import ENVD_PORT
+from agentenv.guest.commands import connect_frame
 from agentenv.host import native, netns
 from agentenv.host.tsc import tsc_khz
 from agentenv.network.layout import GUEST_IP, GUEST_MAC, TAP, Layout, Slot
