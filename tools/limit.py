@@ -22,7 +22,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from agentenv.config.schema import Config
-from agentenv.core.model import Snapshot
+from agentenv.core.built_in import BASE
+from agentenv.core.model import Snapshot, Template
+from agentenv.core.templates import build_of
 from agentenv.guest.client import ENVD_PORT
 from agentenv.guest.commands import connect_frame
 from agentenv.host import native, netns
@@ -59,8 +61,9 @@ def for_node(config: Config) -> Bare:
     """The limit for the base template of a node whose server may be up or down (its files are only read)."""
     paths, assets = paths_of(config), ensure_assets(config, lambda *_: None)
     with sqlite3.connect(f"file:{paths.database}?mode=ro", uri=True) as database:
-        template = json.loads(database.execute("SELECT body FROM templates WHERE name = 'base'").fetchone()[0])
-        row = database.execute("SELECT body FROM snapshots WHERE snapshot_id = ?", (template["snapshot_id"],)).fetchone()
+        made = [TypeAdapter(Template).validate_json(body) for (body,) in database.execute("SELECT body FROM templates")]
+        build = build_of(next(template for template in made if BASE in template.aliases), None)
+        row = database.execute("SELECT body FROM snapshots WHERE snapshot_id = ?", (build.snapshot_id,)).fetchone()
     snapshot = TypeAdapter(Snapshot).validate_json(row[0])
     settings = QemuSettings(assets.qemu.argv, assets.qemu.version, assets.accelerator, tsc_khz(), config.vmm.code_cache_mb)
     state = state_file(paths, snapshot.snapshot_id)
