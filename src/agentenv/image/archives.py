@@ -11,7 +11,6 @@ import json
 import posixpath
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -52,8 +51,7 @@ def load_archive(archive: Path, work: Path, name: str, platform: Platform, limit
                 return _rootfs(archive, blobs, name)
             contents.take(source, blobs)
     except (tarfile.TarError, EOFError, OSError) as error:
-        compressed = archive.open("rb").read(4) == b"\x28\xb5\x2f\xfd"
-        if compressed:  # this Python reads no zstd, the converter does: it can only be a root file system
+        if _is_zstd(archive):  # this Python reads no zstd, the converter does: it can only be a root file system
             return _rootfs(archive, blobs, name)
         raise InvalidInput(f"{name} cannot be read as an archive: {error}") from error
     if "index.json" in contents.small:
@@ -81,7 +79,7 @@ class _Contents:
     def take(self, source: tarfile.TarFile, blobs: BlobFolder) -> None:
         """Every regular member becomes a blob."""
         left = self.limit_bytes
-        for number, member in enumerate(_again(source)):
+        for number, member in enumerate(source.getmembers()[: _MEMBERS_MAX + 1]):
             if number >= _MEMBERS_MAX:
                 raise InvalidInput(f"the archive has more than {_MEMBERS_MAX} members")
             path = _path(member.name)
@@ -113,8 +111,9 @@ class _Contents:
         raise InvalidInput(f"the archive lacks {path}, which its manifest names")
 
 
-def _again(source: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    yield from source.getmembers()[: _MEMBERS_MAX + 1]
+def _is_zstd(archive: Path) -> bool:
+    with archive.open("rb") as content:
+        return content.read(4) == b"\x28\xb5\x2f\xfd"
 
 
 def _path(name: str) -> str:
@@ -141,7 +140,7 @@ def _of_layout(raw: bytes, blobs: BlobFolder, name: str, platform: Platform) -> 
         digest = str(entries[0].get("digest"))  # a layout of one image need not say for which platform
     else:
         digest = manifests.choose(document, platform, name)
-    for _ in range(3):
+    for _ in range(manifests.INDEX_DEPTH_MAX):
         document = manifests.load(blobs.read(digest, manifests.MANIFEST_BYTES_MAX), name)
         if not manifests.is_index(document):
             break
@@ -168,8 +167,6 @@ def _of_docker(contents: _Contents, blobs: BlobFolder, name: str, platform: Plat
 
 def _rootfs(archive: Path, blobs: BlobFolder, name: str) -> LocalImage:
     """The converter decompresses it and finds the checksum of what is inside; nobody states one beforehand."""
-    folder = blobs.folder / "sha256"
-    folder.mkdir(parents=True, exist_ok=True)
     with archive.open("rb") as content:
         layer = _keep(content, blobs)
     return LocalImage(name, layer.digest, Manifest(layer, (layer,)), ImageConfig(diff_ids=("",)), blobs)

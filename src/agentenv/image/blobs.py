@@ -17,7 +17,6 @@ from pathlib import Path
 from agentenv.core.errors import DataCorrupt, NotFound
 
 _PRUNE_AGE_S = 3600.0  # younger blobs may belong to a pull under way
-_PIECE_BYTES = 1 << 20
 
 
 class BlobFolder:
@@ -53,10 +52,6 @@ class BlobFolder:
                 return True
         return False
 
-    def remove(self, digest: str) -> None:
-        """Forget a blob, a damaged one for example."""
-        self.path(digest).unlink(missing_ok=True)
-
     def used_bytes(self) -> int:
         """What all files take, unfinished ones included."""
         total = 0
@@ -80,12 +75,3 @@ class BlobFolder:
             path.unlink(missing_ok=True)
             freed += size_bytes
         return freed
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as content:
-        while piece := content.read(_PIECE_BYTES):
-            digest.update(piece)
-    return f"sha256:{digest.hexdigest()}"

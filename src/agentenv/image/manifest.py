@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.core.errors import DataCorrupt, InvalidInput, Unsupported
+from agentenv.image.reference import DIGEST
 
 MANIFEST_BYTES_MAX = 4 << 20  # what registries accept
 CONFIG_BYTES_MAX = 8 << 20
+INDEX_DEPTH_MAX = 3  # an index may name another one
 LAYERS_MAX = 200  # a stack holds 255; steps of a build come on top
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _CONFIGS = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
@@ -23,7 +25,6 @@ _LAYER = re.compile(
     r"application/vnd\.(?:oci\.image\.layer(?:\.nondistributable)?\.v1\.tar(?:\+gzip|\+zstd)?"
     r"|docker\.image\.rootfs\.(?:diff|foreign\.diff)\.tar(?:\.gzip|\.zstd)?)"
 )
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ATTESTATION = "vnd.docker.reference.type"
 _OVERLAYBD = "containerd.io/snapshot/overlaybd/blob-digest"
 
@@ -141,7 +142,7 @@ def parse_config(raw: bytes, manifest: Manifest, platform: Platform, what: str) 
         raise InvalidInput(f"{what} is made for {made_for}, not for {platform}")
     rootfs = document.get("rootfs")
     diff_ids = _texts(rootfs.get("diff_ids"), what) if isinstance(rootfs, dict) else None
-    if diff_ids is None or len(diff_ids) != len(manifest.layers) or not all(map(_DIGEST.fullmatch, diff_ids)):
+    if diff_ids is None or len(diff_ids) != len(manifest.layers) or not all(map(DIGEST.fullmatch, diff_ids)):
         raise DataCorrupt(f"{what}: its configuration names other layers than its manifest")
     run = document.get("config") or {}
     if not isinstance(run, dict):
@@ -170,7 +171,7 @@ def _descriptor(value: Any, what: str) -> Descriptor:
 
 def _digest(value: dict[str, Any], what: str) -> str:
     digest = value.get("digest")
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise DataCorrupt(f"{what}: '{digest}' is no sha256 digest")
     return digest
 

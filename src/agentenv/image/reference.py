@@ -19,7 +19,7 @@ _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
 _REGISTRY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HINT = "write it as [registry/]name[:tag] or [registry/]name@sha256:<64 hexadecimal digits>"
 
 
@@ -54,7 +54,7 @@ class ImageReference:
 def parse(text: str, default_registry: str = DOCKER_HUB) -> ImageReference:
     """The reference that `text` names. InvalidInput says which part is wrong."""
     rest, at, digest = text.strip().partition("@")
-    if at and not _DIGEST.fullmatch(digest):
+    if at and not DIGEST.fullmatch(digest):
         raise InvalidInput(f"image '{text}': '{digest}' is no sha256 digest", _HINT)
     head, slash, last = rest.rpartition("/")
     last, colon, tag = last.partition(":")

@@ -26,7 +26,6 @@ from agentenv.image.reference import ImageReference
 
 _ASK_DEADLINE_S = 60.0
 _TRIES = 3
-_INDEX_DEPTH_MAX = 3
 _INSTALL = "apt-get install skopeo"
 
 #: What skopeo's registry client says, and what it means. The program has one exit status for all of them.
@@ -113,7 +112,7 @@ class Registry:
         self, reference: ImageReference, place: ImageReference, credentials: Credentials | None, platform: Platform
     ) -> ResolvedImage:
         what = str(reference)
-        for _ in range(_INDEX_DEPTH_MAX):
+        for _ in range(manifests.INDEX_DEPTH_MAX):
             raw = self._ask(place, reference, credentials, "inspect", "--raw", f"docker://{place.exact}")
             digest = manifests.digest_of(raw)
             if place.digest is not None and digest != place.digest:

@@ -46,7 +46,11 @@ class VmWorkshop:
 
     def has(self, snapshot_id: str) -> bool:
         """Whether a snapshot still exists."""
-        return any(snapshot.snapshot_id == snapshot_id for snapshot in self._parts.store.snapshots())
+        try:
+            self._parts.store.snapshot(snapshot_id)
+        except NotFound:
+            return False
+        return True
 
     def has_memory(self, snapshot_id: str) -> bool:
         """Whether a VM can go on from it."""

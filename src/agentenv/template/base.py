@@ -30,7 +30,7 @@ from agentenv.snapshot.capture import Captured, CapturePlan, Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
 from agentenv.template.recipes import Recipe
-from agentenv.template.workshop import CLOCK_BEHIND_MS
+from agentenv.template.workshop import CLOCK_BEHIND_MS, SETTLE
 from agentenv.vmm.driver import BootSpec, Vm, Vmm, VmSpec
 from agentenv.vmm.identity import differences
 
@@ -39,9 +39,6 @@ _COMMAND_DEADLINE_S = 900.0  # a warm-up imports what sessions use most; under e
 _START_DEADLINE_S = 30.0
 _READY_INTERVAL_S = 1.0
 _CONSOLE_TAIL_CHARS = 2000
-
-#: After the warm-up: leaves nothing half-written, and the free memory in one piece.
-_SETTLE = "sync ; echo 1 > /proc/sys/vm/compact_memory ; sync"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +158,7 @@ class BaseBuilder:
             ready.cancel()
         await self._start(slot.namespace, progress)
         progress(f"warm the template {self._recipe.name}", None, None)
-        for command in filter(None, (self._recipe.warm_up, _SETTLE)):
+        for command in filter(None, (self._recipe.warm_up, SETTLE)):
             await self._run(slot.namespace, command, _COMMAND_DEADLINE_S, "warm-up")
         return version
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,14 @@ from agentenv.template import steps
 from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildLog
 from agentenv.template.step_cache import StepCache
-from agentenv.template.workshop import CLOCK_BEHIND_MS, Base, BaseImages, Bench, Workshop
+from agentenv.template.workshop import CLOCK_BEHIND_MS, SETTLE, Base, BaseImages, Bench, Workshop
 
 READY_INTERVAL_MS = 2_000  # contract section 2.7
 READY_BY_DEFAULT_MS = 20_000  # how long a program without a ready command is given
 _HELPER_DEADLINE_S = 60.0
 
-#: Before the capture: what every first command needs is in the page cache, nothing is half-written, free memory is in one piece.
-_SETTLE = """
-/bin/bash -l -c 'ls / ; env' ; sync ; echo 1 > /proc/sys/vm/compact_memory ; sync
-"""
+#: Before the capture: what every first command needs is in the page cache.
+_SETTLE = f"/bin/bash -l -c 'ls / ; env' ; {SETTLE}"
 
 
 class BuildError(Exception):
@@ -151,8 +149,7 @@ class Builder:
                         return await self._open(base.snapshot_id, machine, now.context, cold=False)
                     return await self._open(now.snapshot_id, machine, now.context, cold=True)
 
-                files, scratch = self._tools.files, self._tools.scratch
-                tools = steps.StepTools(bench, files, self._log, scratch, machine.disk_mb << 20, self._left_s)
+                tools = self._step_tools(bench, machine.disk_mb << 20)
                 context, changes_disk = await steps.perform(step, str(at), disk.context, tools)
                 if changes_disk:
                     disk = await self._keep(key, context)
@@ -224,7 +221,9 @@ class Builder:
         context = Context(service.user, service.workdir, service.env_vars)
         self._log.add(f"start: {service.start}", number)
         started = asyncio.Event()
-        program = asyncio.ensure_future(steps.shell(service.start, context, number, self._step_tools(), on_start=started.set))
+        program = asyncio.ensure_future(
+            steps.shell(service.start, context, number, self._step_tools(self._open_bench), on_start=started.set)
+        )
         program.add_done_callback(lambda _: started.set())
         try:
             await started.wait()
@@ -244,7 +243,9 @@ class Builder:
         while True:
             left_s = (ends_at_ms - clock.monotonic_ms()) / 1000
             try:
-                ended, output = await steps.shell(command, context, FINAL_STEP, self._step_tools(), deadline_s=max(left_s, 1.0))
+                ended, output = await steps.shell(
+                    command, context, FINAL_STEP, self._step_tools(self._open_bench), deadline_s=max(left_s, 1.0)
+                )
             except DeadlineExceeded:
                 ended, output = Ended(-1, "it did not end"), ""
             except CommandRefused as error:
@@ -273,12 +274,12 @@ class Builder:
 
     # --- common
 
-    def _step_tools(self) -> steps.StepTools:
-        async def bench() -> Bench:
-            assert self._bench is not None
-            return self._bench
+    def _step_tools(self, bench: Callable[[], Awaitable[Bench]], content_max_bytes: int = 0) -> steps.StepTools:
+        return steps.StepTools(bench, self._tools.files, self._log, self._tools.scratch, content_max_bytes, self._left_s)
 
-        return steps.StepTools(bench, self._tools.files, self._log, self._tools.scratch, 0, self._left_s)
+    async def _open_bench(self) -> Bench:
+        assert self._bench is not None
+        return self._bench
 
     def _left_s(self) -> float:
         return max(1.0, (self._ends_at_ms - self._tools.clock.monotonic_ms()) / 1000)

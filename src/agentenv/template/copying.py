@@ -12,7 +12,7 @@ import posixpath
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -66,11 +66,8 @@ class Source:
         return (parts[:end], parts[end:]) if len(parts) >= end else None
 
 
-@dataclass
-class Found:
-    """What the archive has of a source: its matches, in order, and whether each is a folder."""
-
-    is_folder: dict[tuple[str, ...], bool] = field(default_factory=dict)
+Found = dict[tuple[str, ...], bool]
+"""What the archive has of a source: its matches, in order, and whether each is a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +91,16 @@ class _Member(tarfile.TarInfo):
 
 def survey(archive: Path, source: Source, content_max_bytes: int) -> Found:
     """What there is of `source`. InvalidInput: nothing, no archive, too much in it. Blocks."""
-    found = Found()
-    for _, _, member, parts in _members(archive, content_max_bytes):
+    found: Found = {}
+    for _, member, parts in _members(archive, content_max_bytes):
         if (matched := source.match(parts)) is None:
             continue
         match, below = matched
         if not below and not member.isdir():
-            found.is_folder.setdefault(match, False)
+            found.setdefault(match, False)
         elif source.depth is not None or not member.isdir():
-            found.is_folder[match] = True
-    if not found.is_folder:
+            found[match] = True
+    if not found:
         raise InvalidInput(f"COPY: the uploaded files have no {source.text[:200]!r}", "check the path, and .dockerignore")
     return found
 
@@ -112,9 +109,9 @@ def lay_out(found: Found, source: Source, destination: str, is_folder: bool) -> 
     """Where it goes when `destination` is absolute and, in the guest, is a folder or not. InvalidInput."""
     into = is_folder or destination.endswith("/") or posixpath.basename(destination) in (".", "..")
     folder = posixpath.normpath(destination)
-    if any(found.is_folder.values()) or into or source.depth is None:
+    if any(found.values()) or into or source.depth is None:
         return Layout(folder)
-    if len(found.is_folder) > 1:
+    if len(found) > 1:
         return Layout(folder)  # several files: the destination can only be a folder
     return Layout(posixpath.dirname(folder), posixpath.basename(folder))
 
@@ -124,7 +121,7 @@ def rewrite(archive: Path, output: Path, source: Source, layout: Layout, owner: 
     count = 0
     try:
         with tarfile.open(output, "w", format=tarfile.GNU_FORMAT) as written:
-            for reading, _, member, parts in _members(archive, content_max_bytes):
+            for reading, member, parts in _members(archive, content_max_bytes):
                 name = _placed(source, layout, parts, member.isdir())
                 if name is None:
                     continue
@@ -147,7 +144,7 @@ def _unreadable(error: Exception) -> InvalidInput:
     return InvalidInput(f"COPY: the uploaded archive cannot be read: {error}", "upload the files again")
 
 
-def _members(archive: Path, content_max_bytes: int) -> Iterator[tuple[tarfile.TarFile, int, tarfile.TarInfo, tuple[str, ...]]]:
+def _members(archive: Path, content_max_bytes: int) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, tuple[str, ...]]]:
     total_bytes = count = 0
     try:
         with archive.open("rb") as file, _open(file) as reading:
@@ -160,7 +157,7 @@ def _members(archive: Path, content_max_bytes: int) -> Iterator[tuple[tarfile.Ta
                     raise InvalidInput(f"COPY: the files have more than {content_max_bytes >> 20} MiB, which the disk cannot hold")
                 if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
                     raise InvalidInput(f"COPY: {member.name[:200]!r} is neither file, folder nor link", "leave it out with .dockerignore")
-                yield reading, count, member, _parts(member.name)
+                yield reading, member, _parts(member.name)
     except (*_UNREADABLE, OSError) as error:
         raise _unreadable(error) from error
 

@@ -20,6 +20,9 @@ CLOCK_BEHIND_MS = 2 * 3_600_000
 """What runs in a template believes to be earlier: OpenSSL takes new entropy once its generator is an hour old by the clock, so each
 sandbox's processes do so at their first use, instead of drawing what those of all other sandboxes draw."""
 
+SETTLE = "sync ; echo 1 > /proc/sys/vm/compact_memory ; sync"
+"""The last command before the capture: nothing is half-written, and the free memory is in one piece."""
+
 
 @dataclass(frozen=True, slots=True)
 class Base:

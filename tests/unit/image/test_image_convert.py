@@ -26,8 +26,8 @@ from image_rig import (
 )
 
 from agentenv.core.errors import DataCorrupt, InvalidInput
+from agentenv.host.asset_cache import sha256_file
 from agentenv.image.archives import load_folder
-from agentenv.image.blobs import sha256_of
 from agentenv.image.manifest import Platform
 
 CAPABILITY = struct.pack("<IIIII", 0x02000000 | 1, 1 << 13, 0, 0, 0)  # cap_net_raw+ep
@@ -121,7 +121,7 @@ async def test_the_same_layers_are_the_same_files_however_they_are_packed(tmp_pa
     digests = []
     for packing in ("none", "gzip", "zstd"):
         converted = await _convert(tmp_path / packing, USUAL, packing)
-        digests.append([sha256_of(tmp_path / packing / "layers" / f"{name}.lsmt") for name in converted.layer_ids])
+        digests.append([sha256_file(tmp_path / packing / "layers" / f"{name}.lsmt") for name in converted.layer_ids])
     assert digests[0] == digests[1] == digests[2]
 
 

@@ -380,7 +380,8 @@ pub fn new_uuid() -> String {
     uuid::Uuid::new_v4().hyphenated().to_string()
 }
 
-fn read_u64(bytes: &[u8], at: usize) -> u64 {
+/// The little-endian field at `at`.
+pub(crate) fn read_u64(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)

@@ -28,6 +28,7 @@ use std::io;
 use thiserror::Error;
 
 use super::crc;
+use crate::format::read_u64;
 
 /// Bytes of a header or trailer block.
 pub const BLOCK_BYTES: usize = 512;
@@ -250,12 +251,6 @@ fn digest(bytes: &[u8; BLOCK_BYTES]) -> u32 {
     let mut register = crc::raw(0, &bytes[..28]);
     register = crc::raw(register, &[0; 4]);
     crc::raw(register, &bytes[32..])
-}
-
-fn read_u64(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
 }
 
 fn read_u32(bytes: &[u8], at: usize) -> u32 {
