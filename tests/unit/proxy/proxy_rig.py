@@ -94,7 +94,7 @@ class Peer:
     def reset(self):
         """Close with RST."""
         sock = self.writer.get_extra_info("socket")
-        if sock is not None:  # uvloop has none once the other side has closed
+        if sock is not None and sock.fileno() >= 0:  # once the other side has closed: uvloop has none, asyncio a closed one
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
