@@ -155,6 +155,7 @@ def test_variables_of_the_sandbox_and_of_one_cell(box: Any, language: str, code:
         ("js", "kept = 1", "while (true) {}", "console.log(kept)", "1\n"),
         ("js", "kept = 1", "await new Promise(() => {})", "console.log(kept)", "1\n"),
         ("js", "kept = 1", "while (true) console.log('x'.repeat(1000))", "console.log(kept)", "1\n"),
+        ("js", "kept = 1", "while (true) process.stdout.write('x')", "process.stdout.write(`${kept}\\n`)", "1\n"),
         ("bash", "kept=1", "sleep 1000", "echo $kept", "1\n"),
     ],
 )

@@ -5,6 +5,7 @@
 // result. An interrupt (SIGINT) stops synchronous code at once, and the waiting of asynchronous code.
 'use strict';
 
+const { Console } = require('node:console');
 const fs = require('node:fs');
 const Module = require('node:module');
 const path = require('node:path');
@@ -18,16 +19,41 @@ const EVENTS_FD = 4;
 
 // --- telling -----------------------------------------------------------------------------------------------------------
 
-function emit(event) {
-  const ascii = JSON.stringify(event).replace(/[\u0080-\uffff]/g, (c) => '\\u' + c.charCodeAt(0).toString(16).padStart(4, '0'));
-  let rest = Buffer.from(ascii + '\n');
+function writeAll(fd, bytes) {
+  let rest = bytes;
   while (rest.length > 0) {
     try {
-      rest = rest.subarray(fs.writeSync(EVENTS_FD, rest));
+      rest = rest.subarray(fs.writeSync(fd, rest));
     } catch (problem) {
       if (problem.code !== 'EAGAIN') throw problem;
     }
   }
+}
+
+function emit(event) {
+  const ascii = JSON.stringify(event).replace(/[\u0080-\uffff]/g, (c) => '\\u' + c.charCodeAt(0).toString(16).padStart(4, '0'));
+  writeAll(EVENTS_FD, Buffer.from(ascii + '\n'));
+}
+
+// An interrupt ends the cell between any two steps, also inside node's own stream code, whose state would then say for ever
+// that a write is under way. So output is written at once and no state is kept; a full pipe makes the cell wait.
+function writeWithoutState(stream, fd) {
+  stream._handle?.setBlocking?.(true);
+  stream.write = (chunk, encoding, done) => {
+    if (typeof chunk !== 'string' && !ArrayBuffer.isView(chunk)) {
+      const kind = chunk === null ? 'null' : typeof chunk;
+      throw Object.assign(new TypeError(`a chunk of output is a string, Buffer or TypedArray, not ${kind}`), { code: 'ERR_INVALID_ARG_TYPE' });
+    }
+    const isText = typeof chunk === 'string';
+    const bytes = isText
+      ? Buffer.from(chunk, typeof encoding === 'string' ? encoding : 'utf8')
+      : Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
+    writeAll(fd, bytes);
+    const callback = typeof encoding === 'function' ? encoding : done;
+    if (typeof callback === 'function') process.nextTick(callback);
+    return true;
+  };
+  return { write: (text) => stream.write(text) }; // whoever puts a `write` of their own on the stream sees the console's too
 }
 
 function emitError(error) {
@@ -310,7 +336,8 @@ function main() {
   globalThis.exports = globalThis.module.exports;
   process.argv.splice(1);
   process.exitCode = 0;
-  for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true); // a full pipe makes the cell wait
+  const [stdout, stderr] = [writeWithoutState(process.stdout, 1), writeWithoutState(process.stderr, 2)];
+  globalThis.console = new Console({ stdout, stderr, ignoreErrors: false });
   process.on('SIGINT', () => stop?.());
   process.on('uncaughtException', (error) => process.stderr.write(`Uncaught ${util.inspect(error)}\n`));
   process.on('unhandledRejection', (error) => process.stderr.write(`Unhandled rejection: ${util.inspect(error)}\n`));
