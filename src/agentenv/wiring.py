@@ -34,6 +34,8 @@ from agentenv.host import files, native
 from agentenv.host.doctor import kvm_kind
 from agentenv.host.open_files import raise_open_files
 from agentenv.host.tsc import tsc_khz
+from agentenv.image.convert import Converter
+from agentenv.image.registry import Registry
 from agentenv.network.layout import GUEST_IP, Layout, boot_settings
 from agentenv.network.slots import SlotPool, remove_all
 from agentenv.orchestrator import reconcile
@@ -216,6 +218,8 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         ),
         secrets=Vault(store.secrets, paths.secret_key, clock),
         shared=Shared(config.limits.starts_at_once),
+        image_registry=Registry(paths.cache, config.images),
+        image_converter=Converter(layers, native.program("imagefs"), config.images, config.guest.disk_mb),
     )
 
 

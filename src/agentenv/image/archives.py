@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentenv.core.errors import InvalidInput
+from agentenv.core.images import ImageConfig, Platform
 from agentenv.image import manifest as manifests
 from agentenv.image.blobs import BlobFolder
-from agentenv.image.manifest import Descriptor, ImageConfig, Manifest, Platform
+from agentenv.image.manifest import Descriptor, Manifest
 from agentenv.image.registry import LocalImage
 
 _MEMBERS_MAX = 10_000  # an archive of an image has a few for each layer; a root file system is never looked through further

@@ -29,9 +29,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import AgentEnvError, DataCorrupt, Internal, InvalidInput, StorageFull
+from agentenv.core.images import ImageConfig, ImageLayer
 from agentenv.host.command import Progress, run_command
 from agentenv.host.requirements import SYSTEM_PATH
-from agentenv.image.manifest import ImageConfig
 from agentenv.image.registry import LocalImage
 
 VERSION = 1
@@ -63,15 +63,6 @@ class Layers(Protocol):
     def announced(self, *layer_ids: str) -> contextlib.AbstractContextManager[None]:
         """Keep the garbage sweep off these layers for the length of the body."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLayer:
-    """One layer in the store. `diff_id` is empty for the base."""
-
-    layer_id: str
-    diff_id: str
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from agentenv.core.errors import DataCorrupt, InvalidInput, Unsupported
+from agentenv.core.images import ImageConfig, Platform
 from agentenv.image.reference import DIGEST
 
 MANIFEST_BYTES_MAX = 4 << 20  # what registries accept
@@ -30,17 +31,6 @@ _OVERLAYBD = "containerd.io/snapshot/overlaybd/blob-digest"
 
 
 @dataclass(frozen=True, slots=True)
-class Platform:
-    """What a program is made for."""
-
-    os: str = "linux"
-    architecture: str = "amd64"
-
-    def __str__(self) -> str:
-        return f"{self.os}/{self.architecture}"
-
-
-@dataclass(frozen=True, slots=True)
 class Descriptor:
     """A blob by its digest."""
 
@@ -55,24 +45,6 @@ class Manifest:
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ImageConfig:
-    """What an image says about running it. Lists are None where the image says nothing."""
-
-    env: tuple[str, ...] = ()
-    entrypoint: tuple[str, ...] | None = None
-    cmd: tuple[str, ...] | None = None
-    user: str = ""
-    working_dir: str = ""
-    exposed_ports: tuple[str, ...] = ()
-    labels: dict[str, str] = field(default_factory=dict)
-    stop_signal: str = ""
-    shell: tuple[str, ...] | None = None
-    volumes: tuple[str, ...] = ()
-    diff_ids: tuple[str, ...] = ()
-    """Checksums of the decompressed layers, bottom first."""
 
 
 def is_index(document: dict[str, Any]) -> bool:

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import AgentEnvError, DataCorrupt, HostNotReady, Internal, NotFound, PermissionDenied, Unavailable
+from agentenv.core.images import ImageConfig, Platform
 from agentenv.host.command import Progress, run_command
 from agentenv.host.requirements import find_program
 from agentenv.image import manifest as manifests
 from agentenv.image import reference as references
 from agentenv.image.blobs import BlobFolder
 from agentenv.image.credentials import Credentials, auth_file
-from agentenv.image.manifest import ImageConfig, Manifest, Platform
+from agentenv.image.manifest import Manifest
 from agentenv.image.reference import ImageReference
 
 _ASK_DEADLINE_S = 60.0

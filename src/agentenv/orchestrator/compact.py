@@ -67,20 +67,21 @@ class _Merge:
 
 
 async def _merge(parts: Parts, layers: tuple[str, ...], merged: str, most: int) -> _Merge:
-    kept = _shared_with_templates(parts, layers, most)
-    if len(layers) <= most or len(layers) - kept < 2:
+    kept = _shared_with_others(parts, layers, most)
+    if len(layers) <= max(most, kept + most // 2) or len(layers) - kept < 2:  # an image may have more than `most` by itself
         return _Merge(layers, (), merged)
     await parts.blocks.commit(parts.layers.paths(layers[kept:]), parts.layers.path(merged))
     return _Merge(layers[:kept], layers[kept:], merged)
 
 
-def _shared_with_templates(parts: Parts, layers: tuple[str, ...], most: int) -> int:
-    """How many of the lowest layers stay as they are since they belong to a template.
+def _shared_with_others(parts: Parts, layers: tuple[str, ...], most: int) -> int:
+    """How many of the lowest layers stay as they are since they belong to a template or an image.
 
     Of a template that is a sandbox's snapshot only if they are few: a sandbox that is snapshotted again and again shares
     nearly all its layers with its own snapshots, and so does each generation of sandboxes made from the one before.
     """
-    longest = 0
+    of_images = (image.layer_ids for image in parts.store.images.all())
+    longest = max((len(theirs) for theirs in of_images if layers[: len(theirs)] == theirs), default=0)
     for template in parts.store.templates():
         for build in template.builds:
             snapshot = parts.store.snapshot(build.snapshot_id)

@@ -21,13 +21,14 @@ from agentenv.core.errors import AgentEnvError
 from agentenv.core.model import LogEntry, VmIdentity
 from agentenv.core.paths import NodePaths
 from agentenv.guest.client import GuestClient
+from agentenv.image.convert import Converter
+from agentenv.image.registry import Registry
 from agentenv.network.slots import SlotPool
 from agentenv.orchestrator.metric_history import MetricHistory
 from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
-from agentenv.template.workshop import BaseImages, NoImages
 from agentenv.vmm.driver import BootSpec, Vm, Vmm
 from agentenv.volume.registry import Volumes
 from agentenv.volume.server import VolumeServers
@@ -56,7 +57,8 @@ class Parts:
     secrets: Vault
     boot: BootSpec
     shared: Shared
-    images: BaseImages = field(default_factory=NoImages)
+    image_registry: Registry
+    image_converter: Converter
 
 
 @dataclass

@@ -23,6 +23,8 @@ from agentenv.core.model import (
 )
 from agentenv.core.network import NetworkSettings
 from agentenv.orchestrator import create, delete, evict, fork, heal, network, pause, resume, sample, snapshot, templates
+from agentenv.orchestrator.images import Images
+from agentenv.orchestrator.layer_uses import LayerUse, layer_uses
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.orchestrator.workshop import VmWorkshop
@@ -41,7 +43,8 @@ class Orchestrator:
         self._parts = parts
         self._keepers: list[asyncio.Task[None]] = []
         limits, ready_deadline_s = parts.config.limits, parts.config.guest.service_deadline_s
-        self._builds = Builds(parts.store, VmWorkshop(parts), parts.paths, parts.clock, limits, parts.images, ready_deadline_s)
+        self._images = Images(parts)
+        self._builds = Builds(parts.store, VmWorkshop(parts), parts.paths, parts.clock, limits, self._images, ready_deadline_s)
 
     @property
     def volumes(self) -> Volumes:
@@ -52,6 +55,11 @@ class Orchestrator:
     def secrets(self) -> Vault:
         """The node's secrets."""
         return self._parts.secrets
+
+    @property
+    def images(self) -> Images:
+        """The node's images."""
+        return self._images
 
     @property
     def builds(self) -> Builds:
@@ -241,6 +249,10 @@ class Orchestrator:
         """Note whether a template is for everyone."""
         parts = self._parts
         return await self._whole(templates.set_public(parts.store, reference, is_public, parts.clock.now_ms()), "set public")
+
+    async def layers(self) -> list[LayerUse]:
+        """Every layer of the node's store, what uses it and what it takes; the largest first."""
+        return await layer_uses(self._parts)
 
     async def _swept(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Work that may leave builds without a name: their bytes are freed soon after."""

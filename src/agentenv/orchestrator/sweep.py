@@ -2,8 +2,8 @@
 
 Marks come from the database, from blockd's open stacks and from what verbs under way have announced. What might go is
 always listed before the marks are gathered, and nothing is named for the first time after that, so a mark that is
-missing then stays missing. A sweep that is killed half-way is simply done again. What a template's build or the cache of
-build steps names is kept.
+missing then stays missing. A sweep that is killed half-way is simply done again. What a template's build, the cache of
+build steps or the record of an image names is kept.
 """
 
 from __future__ import annotations
@@ -54,13 +54,16 @@ async def _forget_snapshots(parts: Parts) -> None:
 def _wanted_snapshots(parts: Parts) -> set[str]:
     named = {s.snapshot_id for s in parts.store.sandboxes() if s.state is not State.KILLED and s.snapshot_id is not None}
     cached = (step.snapshot_id for step in parts.store.cached_steps.all())
-    return {*parts.shared.snapshots_in_use, *named, *cached, *(build.snapshot_id for build in all_builds(parts.store))}
+    images = (image.snapshot_id for image in parts.store.images.all())
+    return {*parts.shared.snapshots_in_use, *named, *cached, *images, *(build.snapshot_id for build in all_builds(parts.store))}
 
 
 def _referenced(parts: Parts) -> set[str]:
     marks: set[str] = set()
     for snapshot in parts.store.snapshots():
         marks.update(snapshot.memory_layers, snapshot.disk_layers)
+    for image in parts.store.images.all():
+        marks.update(image.layer_ids)
     for sandbox in parts.store.sandboxes():
         if sandbox.vm is not None:
             marks.update(sandbox.vm.memory_layers, sandbox.vm.disk_layers, sandbox.vm.held_layers, {sandbox.vm.upper_layer})

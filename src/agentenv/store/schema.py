@@ -61,7 +61,9 @@ CREATE TABLE builds (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
 CREATE TABLE cached_steps (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
 """
 
-STEPS: tuple[Step, ...] = (_FIRST, _VOLUMES_AND_SECRETS, _templates_with_builds, _TEMPLATE_BUILDS)
+_IMAGES = "CREATE TABLE images (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;"
+
+STEPS: tuple[Step, ...] = (_FIRST, _VOLUMES_AND_SECRETS, _templates_with_builds, _TEMPLATE_BUILDS, _IMAGES)
 VERSION = len(STEPS)
 
 

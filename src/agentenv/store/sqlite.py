@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 from agentenv.core.builds import BuildJob, CachedStep
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
+from agentenv.core.images import Image
 from agentenv.core.lifecycle import State, is_allowed
 from agentenv.core.model import LogEntry, LogQuery, Sandbox, Secret, Snapshot, Template, Volume
 from agentenv.core.tasks import wait_done
@@ -57,6 +58,7 @@ class Store:
         self.secrets = TableShelf("secrets", Secret, "secret_id", self._execute)
         self.builds = TableShelf("builds", BuildJob, "build_id", self._execute)
         self.cached_steps = TableShelf("cached_steps", CachedStep, "key", self._execute)
+        self.images = TableShelf("images", Image, "digest", self._execute)
         self._rows: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one writer per sandbox
 
     async def open(self) -> None:
@@ -292,6 +294,7 @@ class Store:
             self.secrets.load(self._db)
             self.builds.load(self._db)
             self.cached_steps.load(self._db)
+            self.images.load(self._db)
         except (sqlite3.DatabaseError, ValueError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:  # an upgrade needs a little room
                 raise self._refused(error) from error

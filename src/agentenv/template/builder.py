@@ -71,7 +71,7 @@ class Builder:
                 with self._failing_at(BASE_STEP):
                     base = await self._base()
                 machine = self._machine(base)
-                disk = await self._disk_of(base, machine)
+                disk = await self._prepared(base, machine, await self._disk_of(base, machine))
                 disk = await self._steps(base, machine, disk)
                 with self._failing_at(FINAL_STEP):
                     return await self._finish(machine, disk)
@@ -119,6 +119,24 @@ class Builder:
             if machine != base.machine:
                 await self._close_bench()
             return disk
+
+    async def _prepared(self, base: Base, machine: Machine, disk: CachedStep) -> CachedStep:
+        """The base with what it asks for done to it; the caller's steps come after that."""
+        if not base.preparation:
+            return disk
+        key, context = disk.key, disk.context
+        for step in base.preparation:
+            key = step_key(key, step, context, machine.vcpu_count, machine.memory_mb)
+        with self._failing_at(BASE_STEP):
+            if found := await self._cached(key):
+                return found
+
+            async def bench() -> Bench:
+                return self._bench or await self._open(disk.snapshot_id, machine, context, cold=True)
+
+            for step in base.preparation:
+                context, _ = await steps.perform(step, BASE_STEP, context, self._step_tools(bench))
+            return await self._keep(key, context)
 
     async def _cached(self, key: str) -> CachedStep | None:
         found = self._tools.cache.find(key)

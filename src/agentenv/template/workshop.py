@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.core.builds import Registry
-from agentenv.core.errors import Unsupported
+from agentenv.core.builds import Registry, Step
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.guest.commands import Command, Ended, OnOutput, OnStart
 
@@ -33,6 +32,8 @@ class Base:
     snapshot_id: str
     machine: Machine
     context: Context
+    preparation: tuple[Step, ...] = ()
+    """What is done to the disk before anything else: not the caller's steps, and not counted as such."""
 
 
 class Bench(Protocol):
@@ -109,14 +110,3 @@ class BaseImages(Protocol):
         `on_progress` is told in words what goes on. NotFound, InvalidInput, PermissionDenied, Unavailable.
         """
         ...
-
-
-class NoImages:
-    """For a node that cannot use images."""
-
-    async def base(self, reference: str, registry: Registry | None, on_progress: Callable[[str], object]) -> Base:
-        """Refuse."""
-        raise Unsupported(
-            f"this node cannot build from the image '{reference[:200]}': it builds from templates only",
-            "use Template().from_template('base'); `aenv templates` lists what there is",
-        )

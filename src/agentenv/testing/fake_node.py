@@ -18,6 +18,9 @@ from agentenv.core.lifecycle import State
 from agentenv.core.model import Build, CreateRequest, Machine, RunningVm, Sandbox, Snapshot
 from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG
+from agentenv.host import native
+from agentenv.image.convert import Converter
+from agentenv.image.registry import Registry
 from agentenv.network.layout import Layout
 from agentenv.orchestrator import reconcile, sweep
 from agentenv.orchestrator.parts import Parts, Shared
@@ -138,6 +141,8 @@ class FakeNode:
             secrets=Vault(store.secrets, self.paths.secret_key, self.clock),
             boot=BootSpec(Path("kernel"), Path("initramfs"), ""),
             shared=Shared(self.config.limits.starts_at_once),
+            image_registry=Registry(self.paths.cache, self.config.images),
+            image_converter=Converter(layers, native.FOLDER / "imagefs", self.config.images, self.config.guest.disk_mb),
         )
 
     async def _add_template(self, parts: Parts) -> None:
@@ -286,8 +291,9 @@ class FakeNode:
         vms = [row.vm for row in rows if row.vm is not None]
         hot = {memory_stack_id(store.snapshot(snapshot_id).memory_layers) for snapshot_id in hot_snapshot_ids(store)}
         wanted = {r.snapshot_id for r in store.sandboxes() if r.snapshot_id} | {build.snapshot_id for build in all_builds(store)}
-        wanted |= {step.snapshot_id for step in store.cached_steps.all()}
+        wanted |= {step.snapshot_id for step in store.cached_steps.all()} | {image.snapshot_id for image in store.images.all()}
         disks = {layer for s in store.snapshots() for layer in (*s.memory_layers, *s.disk_layers)}
+        disks |= {layer for image in store.images.all() for layer in image.layer_ids}
         disks |= {path.name.split(".")[0] for vm in vms for path in self._files(vm)}
         stacks = {stack for vm in vms for stack in (vm.memory_stack, vm.disk_stack)}
         served = {life(row.sandbox_id, row.vm.run_id) for row in rows if row.vm is not None and row.volume_mounts}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv.core.builds import Registry
+from agentenv.core.builds import Registry, Step
 from agentenv.core.errors import Internal, NotFound
 from agentenv.core.model import Context, Machine, Snapshot, Template, VmIdentity
 from agentenv.core.references import parse_reference
@@ -206,6 +206,7 @@ class FakeImages:
 
     workshop: FakeWorkshop
     contexts: dict[str, Context] = field(default_factory=dict)
+    preparation: tuple[Step, ...] = ()
     asked: list[tuple[str, Registry | None]] = field(default_factory=list)
 
     async def base(self, reference: str, registry: Registry | None, on_progress: Callable[[str], object]) -> Base:
@@ -216,4 +217,4 @@ class FakeImages:
         on_progress(f"pulled {reference}")
         machine = Machine(1, 512, 8192)
         snapshot_id = self.workshop.new_disk((f"image {reference}",), machine, has_memory=False)
-        return Base(f"image:{reference}", f"image {reference}", snapshot_id, machine, self.contexts[reference])
+        return Base(f"image:{reference}", f"image {reference}", snapshot_id, machine, self.contexts[reference], self.preparation)

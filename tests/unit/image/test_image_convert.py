@@ -26,9 +26,9 @@ from image_rig import (
 )
 
 from agentenv.core.errors import DataCorrupt, InvalidInput
+from agentenv.core.images import Platform
 from agentenv.host.asset_cache import sha256_file
 from agentenv.image.archives import load_folder
-from agentenv.image.manifest import Platform
 
 CAPABILITY = struct.pack("<IIIII", 0x02000000 | 1, 1 << 13, 0, 0, 0)  # cap_net_raw+ep
 NOISE = random.Random(7).randbytes(3_000_000)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from agentenv.core.errors import DataCorrupt, InvalidInput, PermissionDenied, Unsupported
+from agentenv.core.images import Platform
 from agentenv.image import manifest as manifests
-from agentenv.image.manifest import Platform
 from agentenv.image.reference import check_allowed, parse, pull_names
 
 DIGEST = "sha256:" + "0a" * 32

@@ -17,10 +17,10 @@ from registry_rig import PASSWORD, USER, RealRegistry, real_registry
 
 from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import DataCorrupt, InvalidInput, NotFound, PermissionDenied, Unavailable
+from agentenv.core.images import Platform
 from agentenv.image.archives import load_archive
 from agentenv.image.blobs import BlobFolder
 from agentenv.image.credentials import Credentials
-from agentenv.image.manifest import Platform
 from agentenv.image.registry import LocalImage, Registry
 
 LAYERS = (layer(folder("etc"), member("etc/one", "1")), layer(member("two", "2")))

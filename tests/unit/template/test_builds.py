@@ -479,6 +479,24 @@ async def test_a_base_from_an_image(rig: Rig):
     assert (failed.status, failed.failure.step, failed.failure.message) == ("error", "base", "image 'nothing' not found")
 
 
+async def test_what_an_image_asks_for_is_done_first_once_and_is_nobodys_step(rig: Rig):
+    rig.images.contexts["alpine"] = Context("root", "/", {"HOME_OF": "$A"})
+    rig.images.preparation = (Step("USER", ("app",)), Step("WORKDIR", (r"/srv/\$A",)))
+    job = await rig.build(run("one"), from_image="alpine")
+    assert (job.status, rig.template().builds[0].user, rig.template().builds[0].workdir) == ("ready", "app", "/srv/$A")
+    assert rig.disk()[0] == "image alpine"
+    assert rig.disk()[-1] == "one"
+    assert [line for line in await rig.said(job) if line.startswith("[1/1]")] == ["[1/1] RUN one"]
+    rig.workshop.ran.clear()
+    rig.images.preparation = (*rig.images.preparation, Step("USER", ("not a name",)))
+    failed = await rig.build(run("one"), from_image="alpine")
+    assert (failed.failure.step, "not a user's name" in failed.failure.message) == ("base", True)
+    rig.images.preparation = rig.images.preparation[:2]
+    again = await rig.build(run("one"), run("two"), from_image="alpine", name="second")
+    assert again.status == "ready"
+    assert (await rig.said(again))[2] == "[1/2] CACHED RUN one"
+
+
 # --- several, and their ends
 
 

@@ -1,0 +1,287 @@
+"""The node's images: pulled or brought as a file, converted once, recorded, and given to builds as disks to start from.
+
+Invariants: while one image is pulled everybody who asks for it waits for that pull; its layers are announced to the sweep from
+before they are made until the record names them; a name belongs to the record that got it last, and a record that loses its last
+name goes. Work under way reaches its end when callers leave: the next one finds it done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agentenv.core.builds import Registry as RegistryAccount
+from agentenv.core.builds import Step, StepKind
+from agentenv.core.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, Unavailable, Unsupported
+from agentenv.core.ids import new_snapshot_id
+from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, Platform
+from agentenv.core.model import Context, Machine, Snapshot
+from agentenv.host.command import Progress, no_progress
+from agentenv.host.files import require_free
+from agentenv.image import archives, reference
+from agentenv.image.credentials import Credentials
+from agentenv.image.registry import LocalImage, ResolvedImage
+from agentenv.orchestrator.parts import Parts
+from agentenv.orchestrator.sweep import sweep_soon
+from agentenv.template.workshop import Base
+
+_FETCHES_AT_ONCE = 3  # each holds a thread, of which asyncio has as few as six
+_SHORT_DIGEST_MIN = 6
+_NAMES_LOCK = "image names"
+
+
+@dataclass
+class _Flight:
+    """One piece of work that any number of callers wait for and hear of."""
+
+    loop: asyncio.AbstractEventLoop
+    task: asyncio.Task[Image] = field(init=False)
+    listeners: list[Progress] = field(default_factory=list)
+
+    def report(self, step: str, done: int | None, total: int | None) -> None:
+        """May be called from any thread."""
+        self.loop.call_soon_threadsafe(self._tell, step, done, total)
+
+    def _tell(self, step: str, done: int | None, total: int | None) -> None:
+        for listener in list(self.listeners):
+            listener(step, done, total)
+
+
+class Images:
+    """Implements `template.workshop.BaseImages`. All methods belong to one event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._flights: dict[object, _Flight] = {}
+        self._turns = asyncio.Semaphore(_FETCHES_AT_ONCE)
+
+    # --- what is recorded
+
+    def all(self) -> list[Image]:
+        """Every recorded image, the one used last first."""
+        return sorted(self._parts.store.images.all(), key=lambda image: (image.used_at_ms, image.digest), reverse=True)
+
+    def find(self, text: str) -> Image:
+        """By name, by digest, or by the beginning of a digest. NotFound, InvalidInput (it could be several)."""
+        wanted = text.strip()
+        images = self._parts.store.images.all()
+        digits = wanted.removeprefix("sha256:")
+        if len(digits) >= _SHORT_DIGEST_MIN and not set(digits) - set("0123456789abcdef"):
+            found = [image for image in images if image.digest.removeprefix("sha256:").startswith(digits)]
+            if len(found) > 1:
+                raise InvalidInput(f"the digests of {len(found)} images begin with '{digits}'", "give more of it")
+            if found:
+                return found[0]
+        named = self._named(str(reference.parse(wanted, self._parts.config.images.default_registry)))
+        if named is None:
+            raise NotFound(
+                f"image '{wanted[:200]}' is not on this node", "`aenv images` lists those there are; `aenv image pull` gets others"
+            )
+        return named
+
+    async def remove(self, text: str) -> Image:
+        """Forget a name and, with its last one, the image. Its bytes go with the next sweep unless something else reaches them."""
+        async with self._parts.shared.locked(_NAMES_LOCK):
+            image = self.find(text)
+            name = next((name for name in image.names if name == _canonical(text, self._parts.config.images.default_registry)), None)
+            left = tuple(other for other in image.names if other != name) if name else ()
+            await self._name(image, left)
+        sweep_soon(self._parts)
+        return replace(image, names=left)
+
+    # --- how they come
+
+    async def pull(self, text: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Image:
+        """The image that a name means at its registry now, with all its layers made. It is asked for at every call.
+
+        A registry that cannot be reached is no reason to refuse an image that is here. `progress` is called on the event loop.
+        InvalidInput, PermissionDenied, NotFound, Unavailable, DataCorrupt, StorageFull, HostNotReady, DeadlineExceeded.
+        """
+        name = str(self._parse(text))
+        key = (name, credentials.username, credentials.password) if credentials else (name,)
+        return await self._joined(key, lambda report: self._pull(name, credentials, report), progress)
+
+    async def bring(self, source: Path, name: str, progress: Progress = no_progress) -> Image:
+        """The image in a file or folder of this machine: an OCI layout, a `docker save` archive, a root file system in one archive.
+
+        It is recorded as `name`. The file stays the caller's. InvalidInput, DataCorrupt, StorageFull.
+        """
+        wanted = self._parse(name)
+        if wanted.digest:
+            raise InvalidInput(f"image '{name}': an image that comes as a file is called NAME or NAME:TAG, without a digest")
+        return await self._joined(("file", new_snapshot_id()), lambda report: self._bring(source, str(wanted), report), progress)
+
+    async def base(self, reference: str, registry: RegistryAccount | None, on_progress: Callable[[str], object]) -> Base:
+        """The root file system of an image, as a disk to start builds from."""
+        told: set[str] = set()
+
+        def tell(step: str, _done: int | None, _total: int | None) -> None:
+            if step not in told:
+                told.add(step)
+                on_progress(step.removesuffix(" (bytes)"))
+
+        name = str(self._parse(reference))
+        image = self._named(name)
+        if image is None or not image.imported or not self._is_current(image):
+            image = await self.pull(reference, credentials_of(registry), tell)
+        else:
+            await self._parts.store.images.put(replace(image, used_at_ms=self._parts.clock.now_ms()))
+        if self._parts.store.images.get(image.digest) is None:
+            raise Conflict(f"image '{name}' was removed while the build began", "build again")
+        return self._base(image, name)  # nobody waits from here on: the caller holds the snapshot before a sweep looks
+
+    # --- the work
+
+    async def _joined(self, key: object, work: Callable[[Progress], Awaitable[Image]], listener: Progress) -> Image:
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight(asyncio.get_running_loop())
+            flight.task = self._parts.shared.background(self._fly(key, flight, work), "image")
+        flight.listeners.append(listener)
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.listeners.remove(listener)
+
+    async def _fly(self, key: object, flight: _Flight, work: Callable[[Progress], Awaitable[Image]]) -> Image:
+        try:
+            async with self._turns:
+                return await work(flight.report)
+        finally:
+            del self._flights[key]
+
+    async def _pull(self, name: str, credentials: Credentials | None, report: Progress) -> Image:
+        try:
+            resolved = await asyncio.to_thread(self._parts.image_registry.resolve, name, credentials)
+        except (Unavailable, DeadlineExceeded) as error:
+            known = self._named(name)
+            if known is None or not self._is_current(known):
+                raise
+            report(f"use {known.digest}, which is on this node: {error.message}", None, None)
+            return await self._record(known, name)
+        async with self._parts.shared.locked(resolved.digest):
+            known = self._parts.store.images.get(resolved.digest)
+            if known is not None and self._is_current(known):
+                return await self._record(replace(known, imported=False), name)
+            return await self._fetch(resolved, credentials, name, report)
+
+    async def _fetch(self, resolved: ResolvedImage, credentials: Credentials | None, name: str, report: Progress) -> Image:
+        self._require_free()
+        local = await asyncio.to_thread(self._parts.image_registry.pull, resolved, credentials, report)
+        return await self._convert(local, name, resolved.platform, report, imported=False)
+
+    async def _bring(self, source: Path, name: str, report: Progress) -> Image:
+        self._require_free()
+        platform = Platform()
+        if source.is_dir():
+            local = await asyncio.to_thread(archives.load_folder, source, name, platform)
+            return await self._convert(local, name, platform, report, imported=True)
+        folder = self._parts.paths.cache / "images"
+        folder.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=folder, prefix=".import-"))
+        try:
+            report("read the archive", None, None)
+            limit_bytes = self._parts.config.images.layer_max_mb << 20
+            local = await asyncio.to_thread(archives.load_archive, source, work, name, platform, limit_bytes)
+            return await self._convert(local, name, platform, report, imported=True)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, work, True)
+
+    async def _convert(self, local: LocalImage, name: str, platform: Platform, report: Progress, *, imported: bool) -> Image:
+        local = await self._parts.image_converter.complete(local)
+        snapshot_id = new_snapshot_id()
+        with (
+            self._parts.layers.announced(*self._parts.image_converter.planned(local.config.diff_ids)),
+            self._parts.shared.using(snapshot_id),
+        ):
+            converted = await self._parts.image_converter.convert(local, report)
+            now_ms = self._parts.clock.now_ms()
+            made = Image(local.digest, (name,), platform, converted.layers, converted.config, snapshot_id, now_ms, now_ms, imported)
+            self._parts.paths.snapshot(snapshot_id).mkdir(parents=True)
+            await self._parts.store.add_snapshot(Snapshot(snapshot_id, self._machine, self._parts.identity, (), made.layer_ids, now_ms))
+            return await self._record(made, name)
+
+    async def _record(self, image: Image, name: str) -> Image:
+        """Record the image as called `name`, which it takes from whatever had it, and as used now."""
+        async with self._parts.shared.locked(_NAMES_LOCK):
+            former = self._parts.store.images.get(image.digest)
+            names = () if former is None else former.names
+            recorded = replace(image, names=tuple(dict.fromkeys((name, *names))), used_at_ms=self._parts.clock.now_ms())
+            await self._parts.store.images.put(recorded)
+            for other in self._parts.store.images.all():
+                if other.digest != image.digest and name in other.names:
+                    await self._name(other, tuple(theirs for theirs in other.names if theirs != name))
+                    sweep_soon(self._parts)
+            return recorded
+
+    async def _name(self, image: Image, names: tuple[str, ...]) -> None:
+        if names:
+            await self._parts.store.images.put(replace(image, names=names))
+        else:
+            await self._parts.store.images.remove(image.digest)
+
+    # --- small things
+
+    @property
+    def _machine(self) -> Machine:
+        guest = self._parts.config.guest
+        return Machine(guest.vcpu_count, guest.memory_mb, guest.disk_mb)
+
+    def _base(self, image: Image, name: str) -> Base:
+        config = image.config
+        wanted = Context(config.user or IMAGE_USER, config.working_dir or IMAGE_WORKDIR, config.env_vars)
+        return Base(
+            origin=f"image {image.digest} {image.layers[-1].layer_id}",
+            label=f"{name}@{image.digest}",
+            snapshot_id=image.snapshot_id,
+            machine=self._machine,
+            context=replace(wanted, user="root", workdir="/"),
+            preparation=(_literal("USER", wanted.user), _literal("WORKDIR", wanted.workdir)),
+        )
+
+    def _is_current(self, image: Image) -> bool:
+        """Whether it was converted as this node converts now, and its files are there."""
+        is_so = list(image.layer_ids) == self._parts.image_converter.planned(image.config.diff_ids)
+        return is_so and all(self._parts.layers.path(layer_id).exists() for layer_id in image.layer_ids)
+
+    def _named(self, name: str) -> Image | None:
+        found = (image for image in self._parts.store.images.all() if name in image.names)
+        return max(found, key=lambda image: image.used_at_ms, default=None)  # two have it when a crash came between their records
+
+    def _parse(self, text: str) -> reference.ImageReference:
+        wanted = reference.parse(text, self._parts.config.images.default_registry)
+        reference.check_allowed(wanted, self._parts.config.images.allow, self._parts.config.images.deny)
+        return wanted
+
+    def _require_free(self) -> None:
+        require_free(self._parts.paths.home, self._parts.config.limits.disk_reserve_mb << 20, "an image")
+
+
+def _literal(kind: StepKind, argument: str) -> Step:
+    """A step whose argument holds no variables, whatever it looks like."""
+    return Step(kind, (argument.replace("$", "\\$"),))
+
+
+def credentials_of(account: RegistryAccount | None) -> Credentials | None:
+    """What a registry is asked with. Unsupported for accounts that need a call to a cloud first."""
+    if account is None:
+        return None
+    if account.kind == "registry":
+        return Credentials(account.settings["username"], account.settings["password"])
+    if account.kind == "gcp":
+        return Credentials("_json_key", account.settings["serviceAccountJson"])
+    raise Unsupported(
+        "this node does not turn AWS keys into a password for a registry",
+        "give registry credentials: user name AWS, password from `aws ecr get-login-password`",
+    )
+
+
+def _canonical(text: str, default_registry: str) -> str:
+    try:
+        return str(reference.parse(text, default_registry))
+    except InvalidInput:
+        return ""  # a digest

@@ -1,0 +1,233 @@
+"""Images on a whole node: one pull for all who ask, what is recorded and kept, what goes, and what builds start from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from image_rig import Layout, folder, layer, member, tool
+from registry_rig import PASSWORD, USER, RealRegistry, real_registry
+
+from agentenv.config.schema import Config, GuestConfig, ImagesConfig, LimitsConfig
+from agentenv.core.builds import Registry
+from agentenv.core.errors import Conflict, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
+from agentenv.image.credentials import Credentials
+from agentenv.testing.fake_node import FakeNode
+
+BOTTOM = layer(folder("etc"), member("etc/base", b"b" * 300_000))
+TOP = {name: layer(member(name, name * 1000)) for name in ("one", "two")}
+RUN = {"Env": ["A=1", "broken", "B=x=y"], "User": "12:34", "WorkingDir": "/srv/$app"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRegistry]:
+    with real_registry(tmp_path_factory.mktemp("registry") / "plain") as registry:
+        yield registry
+
+
+@pytest.fixture
+async def node(tmp_path: Path, place: RealRegistry) -> AsyncIterator[FakeNode]:
+    node = FakeNode(tmp_path / "node")
+    images = ImagesConfig(
+        insecure_registries=(place.host, "127.0.0.1:1"), docker_config=str(tmp_path / "none.json"), certs_dir=tmp_path / "certs"
+    )
+    limits = LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0)
+    node.config = Config(images=images, guest=GuestConfig(disk_mb=1024), limits=limits)
+    await node.start_server()
+    with_threads()
+    yield node
+    await node.close()
+
+
+def with_threads() -> None:
+    """Pulls take their time; other work must go on meanwhile."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+
+
+def push(place: RealRegistry, work: Path, name: str, *layers: bytes, run: dict[str, object] | None = None) -> str:
+    layout = Layout.make(work / name.replace("/", "-").replace(":", "-"), layers, run=run or RUN)
+    return place.push(layout.folder, name)
+
+
+def layer_files(node: FakeNode) -> set[str]:
+    return {path.name.split(".")[0] for path in node.parts.layers.files()} - {"templatememory", "templatedisk"}
+
+
+async def test_two_hundred_that_ask_at_once_pull_once(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    name = push(place, tmp_path, "many/tool:1", BOTTOM, TOP["one"])
+    before = place.blobs_served()
+    heard: list[list[str]] = [[] for _ in range(200)]
+    bases = await asyncio.gather(*(node.orchestrator.images.base(name, None, said.append) for said in heard))
+    assert place.blobs_served() - before == 3, "two layers and a configuration"
+    assert len({base.snapshot_id for base in bases}) == 1
+    assert all(f"pull {name}" in said for said in heard), "everybody sees how far it is"
+    await node.quiesce()
+    assert node.problems() == []
+
+
+async def test_a_base_is_what_the_image_says(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    name = push(place, tmp_path, "said/tool:1", BOTTOM)
+    base = await node.orchestrator.images.base(name, None, lambda _: None)
+    image = node.orchestrator.images.find(name)
+    assert base.label == f"{name}@{image.digest}"
+    assert image.digest in base.origin
+    assert base.context.env_vars == {"A": "1", "B": "x=y"}
+    assert [str(step) for step in base.preparation] == ["USER 12:34", r"WORKDIR /srv/\$app"]
+    plain = push(place, tmp_path, "silent/tool:1", BOTTOM, run={"Cmd": ["/x"]})
+    base = await node.orchestrator.images.base(plain, None, lambda _: None)
+    assert [str(step) for step in base.preparation] == ["USER user", "WORKDIR /home/user"]
+
+
+async def test_what_images_share_is_stored_once_and_goes_with_the_last(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    images = node.orchestrator.images
+    one = await images.pull(push(place, tmp_path, "share/one:1", BOTTOM, TOP["one"]))
+    alone = sum(use.size_bytes for use in await node.orchestrator.layers())
+    two = await images.pull(push(place, tmp_path, "share/two:1", BOTTOM, TOP["two"]))
+    assert one.layers[:2] == two.layers[:2]
+    assert layer_files(node) == {*one.layer_ids, *two.layer_ids}
+    uses = {use.layer_id: use for use in await node.orchestrator.layers()}
+    both = (f"image {two.names[0]}", f"image {one.names[0]}")
+    assert set(uses[one.layers[1].layer_id].users) == set(both)
+    assert uses[two.layers[2].layer_id].users == (both[0],)
+    grown = sum(use.size_bytes for use in uses.values()) - alone
+    assert grown == uses[two.layers[2].layer_id].size_bytes, "the second image costs its own layer"
+    await images.remove(one.names[0])
+    await node.quiesce()
+    assert (layer_files(node), node.problems()) == (set(two.layer_ids), [])
+    await images.remove(two.digest)
+    await node.quiesce()
+    assert (layer_files(node), images.all(), node.problems()) == (set(), [], [])
+
+
+async def test_a_tag_that_moves_leaves_the_former_image_only_to_those_who_use_it(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    images = node.orchestrator.images
+    name = push(place, tmp_path, "moving/tool:1", BOTTOM, TOP["one"])
+    first = await images.pull(name)
+    by_digest = await images.pull(f"{place.host}/moving/tool@{first.digest}")
+    assert by_digest.digest == first.digest
+    assert len(by_digest.names) == 2
+    push(place, tmp_path / "again", "moving/tool:1", BOTTOM, TOP["two"])
+    second = await images.pull(name)
+    assert second.digest != first.digest
+    assert images.find(name).digest == second.digest
+    assert images.find(first.digest).names == (f"{place.host}/moving/tool@{first.digest}",)
+    await images.remove(f"{place.host}/moving/tool@{first.digest}")
+    await node.quiesce()
+    assert layer_files(node) == set(second.layer_ids)
+
+
+async def test_a_recorded_image_survives_the_server_and_a_registry_that_is_down(node: FakeNode, tmp_path: Path):
+    with real_registry(tmp_path / "registry") as place:
+        registries = (*node.config.images.insecure_registries, place.host)
+        node.config = node.config.model_copy(update={"images": node.config.images.model_copy(update={"insecure_registries": registries})})
+        await node.start_server()
+        with_threads()
+        image = await node.orchestrator.images.pull(push(place, tmp_path, "kept/tool:1", BOTTOM))
+    node.kill_server()
+    await node.start_server()
+    with_threads()
+    said: list[str] = []
+    base = await node.orchestrator.images.base(image.names[0], None, said.append)
+    assert base.snapshot_id == image.snapshot_id
+    assert any("connection refused" in line for line in said)
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1/other"):
+        await node.orchestrator.images.base("127.0.0.1:1/other", None, said.append)
+
+
+async def test_credentials_go_to_the_registry_that_asks_for_them(node: FakeNode, tmp_path: Path):
+    with real_registry(tmp_path / "registry", password=True) as place:
+        registries = (place.host,)
+        node.config = node.config.model_copy(update={"images": node.config.images.model_copy(update={"insecure_registries": registries})})
+        await node.start_server()
+        with_threads()
+        layout = Layout.make(tmp_path / "private", (BOTTOM,))
+        name = place.push(layout.folder, "private/tool:1", with_password=True)
+        for account in (None, Registry("registry", {"username": USER, "password": "wrong"})):
+            with pytest.raises(PermissionDenied):
+                await node.orchestrator.images.base(name, account, lambda _: None)
+        account = Registry("registry", {"username": USER, "password": PASSWORD})
+        assert await node.orchestrator.images.base(name, account, lambda _: None)
+        with pytest.raises(PermissionDenied):  # what one caller may see is not shown to the next
+            await node.orchestrator.images.pull(name, Credentials(USER, "wrong"))
+    with pytest.raises(Unsupported) as caught:
+        await node.orchestrator.images.base("x", Registry("aws", {}), lambda _: None)
+    assert "get-login-password" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["folder", "oci", "docker", "root"])
+async def test_images_that_come_as_files(kind: str, node: FakeNode, tmp_path: Path):
+    layout = Layout.make(tmp_path / "layout", (BOTTOM, TOP["one"]), run=RUN)
+    source = tmp_path / "image.tar"
+    if kind == "folder":
+        source = layout.folder
+    elif kind == "oci":
+        tool("tar", "-C", layout.folder, "-cf", source, ".")
+    elif kind == "docker":
+        tool("skopeo", "--insecure-policy", "copy", "-q", f"oci:{layout.folder}:image", f"docker-archive:{source}:tool:1")
+    else:
+        source.write_bytes(BOTTOM)
+    images = node.orchestrator.images
+    image = await images.bring(source, "team/tool:2")
+    assert image.names == ("docker.io/team/tool:2",)
+    assert len(image.layers) == (2 if kind == "root" else 3)
+    base = await images.base("team/tool:2", None, lambda _: None)  # no registry is asked
+    assert base.snapshot_id == image.snapshot_id
+    again = await images.bring(source, "team/other")
+    assert again.digest == image.digest
+    await node.quiesce()
+    assert (node.problems(), layer_files(node)) == ([], set(image.layer_ids))
+    assert not list((node.paths.cache / "images").glob(".import-*"))
+    assert (await images.remove(image.digest[:14])).names == ()
+
+
+async def test_what_cannot_be_found_or_brought(node: FakeNode, tmp_path: Path):
+    images = node.orchestrator.images
+    for text in ("none", "sha256:" + "0" * 64, "0123456789"):
+        with pytest.raises(NotFound):
+            images.find(text)
+        with pytest.raises(NotFound):
+            await images.remove(text)
+    for text in ("UPPER", "x:", "x@sha256:1"):
+        with pytest.raises(InvalidInput):
+            await images.pull(text)
+    with pytest.raises(InvalidInput, match="without a digest"):
+        await images.bring(tmp_path, f"x@sha256:{'0' * 64}")
+    (tmp_path / "bad").write_bytes(b"no archive" * 1000)
+    with pytest.raises(InvalidInput):
+        await images.bring(tmp_path / "bad", "x")
+    await node.quiesce()
+    assert (node.problems(), images.all(), layer_files(node)) == ([], [], set())
+
+
+async def test_a_full_disk_or_a_bad_layer_leaves_what_was_there(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    images = node.orchestrator.images
+    name = push(place, tmp_path, "bad/tool:1", BOTTOM, b"no archive " * 500)
+    good = await images.pull(push(place, tmp_path, "good/tool:1", BOTTOM))
+    limits = node.parts.config.limits
+    node.parts.config = node.parts.config.model_copy(update={"limits": limits.model_copy(update={"disk_reserve_mb": 1 << 40})})
+    with pytest.raises(StorageFull):
+        await images.pull(name)
+    node.parts.config = node.config
+    with pytest.raises(InvalidInput):
+        await images.pull(name)
+    await node.quiesce()
+    assert (node.problems(), layer_files(node)) == ([], set(good.layer_ids))
+
+
+async def test_an_image_that_goes_while_a_build_begins_ends_the_build(node: FakeNode, tmp_path: Path):
+    layout = Layout.make(tmp_path / "layout", (BOTTOM,))
+    images = node.orchestrator.images
+    image = await images.bring(layout.folder, "tool")
+
+    async def removed(text: str, *_: object) -> object:
+        await images.remove(image.digest)
+        return image
+
+    images.pull = removed  # type: ignore[method-assign]
+    await node.parts.store.images.put(replace(image, imported=False))
+    with pytest.raises(Conflict, match="removed while"):
+        await images.base("tool", None, lambda _: None)
