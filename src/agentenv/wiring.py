@@ -195,6 +195,7 @@ async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
 
 def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, blocks: BlockClient, assets: Assets) -> Parts:
     layers = LayerStore(paths.layers)
+    reserve_bytes = config.limits.disk_reserve_mb << 20
     rate_khz = tsc_khz()
     vmm = QemuDriver(QemuSettings(assets.qemu.argv, assets.qemu.version, assets.accelerator, rate_khz, config.vmm.code_cache_mb))
     identity: VmIdentity = vmm.identity(assets.kernel.sha256, assets.initramfs.digest)
@@ -218,8 +219,8 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         ),
         secrets=Vault(store.secrets, paths.secret_key, clock),
         shared=Shared(config.limits.starts_at_once),
-        image_registry=Registry(paths.cache, config.images),
-        image_converter=Converter(layers, native.program("imagefs"), config.images, config.guest.disk_mb),
+        image_registry=Registry(paths.cache, config.images, reserve_bytes),
+        image_converter=Converter(layers, native.program("imagefs"), config.images, config.guest.disk_mb, reserve_bytes),
     )
 
 

@@ -25,6 +25,7 @@ from agentenv.api.routes import (
     sandboxes,
     secrets,
     snapshots,
+    storage,
     tags,
     teams,
     templates,
@@ -51,7 +52,7 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
     # The first three have literal paths that the others, in this order, would take for ids.
-    modules = (tags, builds, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets, openapi)
+    modules = (tags, builds, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets, storage, openapi)
     keyed = [module.router for module in modules]
     for router in keyed:
         app.include_router(router, dependencies=[Depends(require_key)])

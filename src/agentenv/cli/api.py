@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 READ_DEADLINE_S = 30.0
 CHANGE_DEADLINE_S = 180.0
 """Longest pause, resume, create or fork: a restore may take 30 s and wait for its turn behind others."""
+COLLECT_DEADLINE_S = 600.0
+"""Longest removal of unneeded files: a disk at its limits removes some GiB in a second."""
 PAGE_SIZE = 100
 MAX_PAGES = 1000
 """Ends a list whose server never stops giving a next page."""
@@ -126,6 +128,11 @@ class Api:
         """Snapshots, fetched page by page."""
         query = {"limit": str(PAGE_SIZE)} | {key: value for key, value in (("sandboxID", sandbox_id), ("name", name)) if value}
         yield from self._pages("/snapshots", query)
+
+    def collect(self, everything: bool, dry_run: bool) -> dict[str, Any]:
+        """Free space on the node's disk."""
+        body = {"everything": everything, "dryRun": dry_run}
+        return dict(self._call("POST", "/storage/collect", body, deadline_s=COLLECT_DEADLINE_S)[0])
 
     def check_key(self) -> None:
         """CliError unless the node takes our key."""

@@ -232,6 +232,21 @@ class LimitsConfig(_Section):
     killed_kept_s: int = Field(3600, ge=0, description="How long the row and log of a killed sandbox are kept, seconds.")
 
 
+class StorageConfig(_Section):
+    """How full the node's disk may get before caches give way."""
+
+    high_percent: int = Field(
+        85, ge=1, le=100, description="Use of the disk with the node's home above which caches give up what was used longest ago, percent."
+    )
+    low_percent: int = Field(75, ge=0, le=99, description="Use at which they stop giving up, percent.")
+
+    @model_validator(mode="after")
+    def _low_is_lower(self) -> StorageConfig:
+        if self.low_percent >= self.high_percent:
+            raise ValueError(f"low_percent ({self.low_percent}) must be less than high_percent ({self.high_percent})")
+        return self
+
+
 class Config(_Section):
     """All settings of a node."""
 
@@ -243,3 +258,4 @@ class Config(_Section):
     vmm: VmmConfig = VmmConfig()
     network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()
+    storage: StorageConfig = StorageConfig()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
+from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, StorageFull
 
 Progress = Callable[[str, int | None, int | None], None]
 """Called as `progress(step, done, total)`: `step` is a short text that ends in the unit when there are figures,
@@ -29,6 +29,9 @@ MAX_OUTPUT_BYTES = 64 << 20
 
 ERROR_TAIL_CHARS = 1500
 """How much of a failed command's stderr goes into the error: enough for the cause, short enough for a terminal."""
+
+_FULL_DISK = ("no space left on device", "disk quota exceeded")
+"""How every program words ENOSPC and EDQUOT in the C locale, by the C library or by Go's."""
 
 WATCH_INTERVAL_S = 0.2
 """How often `watch` runs: a progress bar that moves five times a second looks alive and costs nothing."""
@@ -52,8 +55,9 @@ def run_command(
     """Run `argv` to its end and return its standard output (the caller decodes text).
 
     `env` is added to this process's environment; `watch` is called every 0.2 s while the command runs (for progress).
-    Raises HostNotReady (no such program), DeadlineExceeded (its process group is killed first) or Internal (exit status
-    other than 0; the message ends with the end of its stderr, or says that it printed too much). `hint` goes into each of them.
+    Raises HostNotReady (no such program), DeadlineExceeded (its process group is killed first), StorageFull (it says that it met a
+    full disk) or Internal (exit status other than 0 for another reason; the message ends with the end of its stderr, or says that it
+    printed too much). `hint` goes into each of them but StorageFull.
     """
     words = [str(word) for word in argv]
     name = Path(words[0]).name
@@ -75,7 +79,10 @@ def run_command(
         finally:
             _end_group(child)
         if status != 0:
-            raise Internal(f"{name} failed with status {status}: {_tail(err)}", hint)
+            said = _tail(err)
+            if any(text in said.lower() for text in _FULL_DISK):
+                raise StorageFull(f"{name} met a full disk: {said[-300:]}", "free some space; nothing was lost")
+            raise Internal(f"{name} failed with status {status}: {said}", hint)
         size_bytes = out.seek(0, os.SEEK_END)
         if size_bytes > max_output_bytes:
             raise Internal(f"{name} printed {size_bytes} bytes, more than the {max_output_bytes} that are kept", hint)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentenv.core.errors import Conflict, StorageFull
+from agentenv.core.storage import DiskUse
 
 _WARM_CHUNK_BYTES = 1 << 20
 
@@ -40,6 +41,23 @@ def require_free(folder: Path, needed_bytes: int, purpose: str) -> None:
             f"no room for {purpose}: {needed_bytes >> 20} MiB needed, {free >> 20} MiB free in {folder}",
             "free some space, or kill sandboxes that are no longer needed; nothing was lost",
         )
+
+
+def disk_use(folder: Path) -> DiskUse:
+    """How full the file system with `folder` is."""
+    usage = shutil.disk_usage(folder)
+    return DiskUse(usage.used, usage.free)
+
+
+@contextlib.contextmanager
+def storage_full(what: str) -> Iterator[None]:
+    """StorageFull, with what there was no room for, when the body meets a full disk. Whoever uses it leaves nothing half-written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(f"no room for {what}", "free some space; nothing was lost") from error
+        raise
 
 
 def warm(path: Path, limit_bytes: int) -> int:

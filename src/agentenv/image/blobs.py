@@ -3,20 +3,21 @@
     <folder>/sha256/<64 hex>     one blob, complete and checked, or not there
 
 Invariant: a blob appears under its name by a rename, after its checksum was compared. Readers compare it again: what is
-converted is what the image names, whoever wrote the file.
+converted is what the image names, whoever wrote the file. One that a conversion reads is in use and stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from agentenv.core.errors import DataCorrupt, NotFound
+from agentenv.host.file_cache import FileCache
 
-_PRUNE_AGE_S = 3600.0  # younger blobs may belong to a pull under way
+_YOUNG_S = 3600.0  # younger blobs may belong to a pull under way
 
 
 class BlobFolder:
@@ -24,6 +25,7 @@ class BlobFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.cache = FileCache("image blob", folder, _YOUNG_S)
 
     def path(self, digest: str) -> Path:
         """Where a blob is, or would be."""
@@ -48,7 +50,7 @@ class BlobFolder:
         path = self.path(digest)
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size == size_bytes:
-                os.utime(path)
+                self.cache.touch(path)
                 return True
         return False
 
@@ -60,18 +62,10 @@ class BlobFolder:
                 total += path.stat().st_size if path.is_file() else 0
         return total
 
+    def using(self, digests: Iterable[str]) -> AbstractContextManager[None]:
+        """Keep blobs for the length of the body."""
+        return self.cache.using(*map(self.path, digests))
+
     def prune(self, limit_bytes: int) -> int:
         """Remove the blobs longest unused until at most `limit_bytes` are left; returns the bytes freed. Young ones stay."""
-        facts = []
-        for path in self.folder.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                if path.is_file():
-                    stat = path.stat()
-                    facts.append((stat.st_mtime, stat.st_size, path))
-        total, freed = sum(size for _, size, _ in facts), 0
-        for used_at, size_bytes, path in sorted(facts):
-            if total - freed <= limit_bytes or used_at > time.time() - _PRUNE_AGE_S:
-                break
-            path.unlink(missing_ok=True)
-            freed += size_bytes
-        return freed
+        return self.cache.trim(limit_bytes)

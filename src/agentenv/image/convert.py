@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import AgentEnvError, DataCorrupt, Internal, InvalidInput, StorageFull
 from agentenv.core.images import ImageConfig, ImageLayer
 from agentenv.host.command import Progress, run_command
+from agentenv.host.files import require_free, storage_full
 from agentenv.host.requirements import SYSTEM_PATH
 from agentenv.image.registry import LocalImage
 
@@ -95,8 +95,9 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 class Converter:
     """Converts images into the layer store. One layer is made once, however many ask for it at the same time."""
 
-    def __init__(self, layers: Layers, imagefs: Path, config: ImagesConfig, disk_mb: int) -> None:
+    def __init__(self, layers: Layers, imagefs: Path, config: ImagesConfig, disk_mb: int, reserve_bytes: int = 0) -> None:
         self._layers, self._imagefs, self._config, self._disk_mb = layers, imagefs, config, disk_mb
+        self._reserve_bytes = reserve_bytes  # what must stay free on the node's disk
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = asyncio.Semaphore(config.conversions_at_once)
         base = f"{VERSION} {disk_mb} {_JOURNAL_MIB} {_FEATURES} {_FILE_SYSTEM_ID} {_HASH_SEED}"
@@ -133,26 +134,30 @@ class Converter:
 
         InvalidInput (the image is at fault, or passes a limit), DataCorrupt, StorageFull. Layers made before a failure stay usable.
         """
-        made = [await self._once(self.base_id, lambda: self._make_base(progress))]
-        diff_ids = image.config.diff_ids
-        for number, (descriptor, chain_id) in enumerate(zip(image.manifest.layers, chain_ids(diff_ids), strict=True)):
-            step = _Step(
-                self.layer_id(chain_id),
-                tuple(layer.layer_id for layer in made),
-                image.blobs.path(descriptor.digest),
-                descriptor.digest,
-                diff_ids[number],
-                chain_id,
-                f"convert layer {number + 1} of {len(diff_ids)} (bytes)",
-            )
-            made.append(await self._once(step.layer_id, partial(self._make_layer, step, progress)))
+        with image.blobs.using(layer.digest for layer in image.manifest.layers):
+            made = [await self._once(self.base_id, lambda: self._make_base(progress))]
+            diff_ids = image.config.diff_ids
+            for number, (descriptor, chain_id) in enumerate(zip(image.manifest.layers, chain_ids(diff_ids), strict=True)):
+                step = _Step(
+                    self.layer_id(chain_id),
+                    tuple(layer.layer_id for layer in made),
+                    image.blobs.path(descriptor.digest),
+                    descriptor.digest,
+                    diff_ids[number],
+                    chain_id,
+                    f"convert layer {number + 1} of {len(diff_ids)} (bytes)",
+                )
+                made.append(await self._once(step.layer_id, partial(self._make_layer, step, progress)))
         return ConvertedImage(image.name, image.digest, tuple(made), image.config)
 
     async def _once(self, layer_id: str, make: Callable[[], ImageLayer]) -> ImageLayer:
         lock = self._busy.setdefault(layer_id, asyncio.Lock())
         async with lock, self._slots:
             found = await asyncio.to_thread(self._find, layer_id)
-            return found if found is not None else await asyncio.to_thread(make)
+            if found is None:
+                require_free(self._layers.path(layer_id).parent, self._reserve_bytes, "a layer of an image")
+                found = await asyncio.to_thread(make)
+            return found
 
     def _figures(self, layer_id: str) -> Path:
         return self._layers.path(layer_id).with_suffix(".json")
@@ -168,15 +173,19 @@ class Converter:
     def _record(self, layer: ImageLayer) -> ImageLayer:
         path = self._figures(layer.layer_id)
         fresh = path.with_suffix(".new")  # the same id: the sweep takes it for a part of this layer
-        fresh.write_text(json.dumps(asdict(layer)))
-        fresh.replace(path)
+        with storage_full(f"the figures of layer {layer.layer_id}"):
+            fresh.write_text(json.dumps(asdict(layer)))
+            fresh.replace(path)
         return layer
 
     def _make_base(self, progress: Progress) -> ImageLayer:
         progress("make the base file system", None, None)
         output = self._layers.path(self.base_id)
         extended = f"hash_seed={_HASH_SEED},root_owner=0:0,assume_storage_prezeroed=1"
-        with _storage_full(output), tempfile.NamedTemporaryFile(dir=output.parent, prefix=f"{self.base_id}.raw-") as image:
+        with (
+            storage_full("the base file system of images"),
+            tempfile.NamedTemporaryFile(dir=output.parent, prefix=f"{self.base_id}.raw-") as image,
+        ):
             image.truncate(self._disk_mb << 20)
             run_command(
                 [
@@ -237,16 +246,6 @@ class _Step:
     diff_id: str
     chain_id: str
     name: str
-
-
-@contextlib.contextmanager
-def _storage_full(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise StorageFull(f"no room for {place}", "free some space; nothing was lost") from error
-        raise
 
 
 def _uuid_of(digest: str) -> str:

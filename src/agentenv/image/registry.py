@@ -17,6 +17,7 @@ from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import AgentEnvError, DataCorrupt, HostNotReady, Internal, NotFound, PermissionDenied, Unavailable
 from agentenv.core.images import ImageConfig, Platform
 from agentenv.host.command import Progress, run_command
+from agentenv.host.files import require_free, storage_full
 from agentenv.host.requirements import find_program
 from agentenv.image import manifest as manifests
 from agentenv.image import reference as references
@@ -74,10 +75,19 @@ class LocalImage:
 class Registry:
     """Pulls images into `<cache>/images`. All methods block."""
 
-    def __init__(self, cache: Path, config: ImagesConfig) -> None:
+    def __init__(self, cache: Path, config: ImagesConfig, reserve_bytes: int = 0) -> None:
         self._folder = cache / "images"
         self._config = config
+        self._reserve_bytes = reserve_bytes  # what must stay free on the node's disk
         self.blobs = BlobFolder(self._folder / "blobs")
+
+    def open(self) -> None:
+        """Remove what the work of a server that was killed has left: half-loaded blobs, unpacked archives, files with credentials."""
+        for leftover in self._folder.glob(".*"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
 
     def resolve(self, text: str, credentials: Credentials | None = None, platform: Platform = Platform()) -> ResolvedImage:  # noqa: B008
         """The manifest that a name means. InvalidInput, PermissionDenied, NotFound, Unavailable, HostNotReady."""
@@ -129,6 +139,8 @@ class Registry:
         total = sum(layer.size_bytes for layer in image.manifest.layers)
         before = self.blobs.used_bytes()
         there = sum(b.size_bytes for b in image.manifest.layers if self.blobs.is_complete(b.digest, b.size_bytes))
+        self.blobs.folder.mkdir(parents=True, exist_ok=True)
+        require_free(self.blobs.folder, total - there + self._reserve_bytes, f"image {image.reference}")
         step = f"pull {image.reference} (bytes)"
 
         def watch() -> None:
@@ -172,7 +184,10 @@ class Registry:
         if certificates.is_dir():
             options += [f"--{side}cert-dir", str(certificates)]
         given = credentials if place.registry == reference.registry else None
-        with auth_file(place.registry, given, self._config.docker_config_file, self._folder) as authentication:
+        with (
+            storage_full(f"image {reference}"),
+            auth_file(place.registry, given, self._config.docker_config_file, self._folder) as authentication,
+        ):
             try:
                 return run_command(
                     [program, "--insecure-policy", verb, "--authfile", authentication, *options, *words],

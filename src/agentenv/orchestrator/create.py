@@ -10,6 +10,7 @@ from agentenv.core.lifecycle import State
 from agentenv.core.model import CreateRequest, Creation, Sandbox, new_sandbox
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.admission import admit
+from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.network import warn_unenforced
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     """Start a sandbox from a template; returns once its guest answers."""
+    await make_room(parts)
     template, build = resolve(parts.store, request.template)
     admit(parts, build.machine)
     sandbox = replace(

@@ -15,6 +15,7 @@ from agentenv.core.ids import new_sandbox_id, new_token
 from agentenv.core.lifecycle import State
 from agentenv.core.model import ForkOutcome, Sandbox
 from agentenv.orchestrator.admission import admit
+from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.create import launch
 from agentenv.orchestrator.instant import instant
 from agentenv.orchestrator.parts import Parts
@@ -27,6 +28,7 @@ async def fork(parts: Parts, sandbox_id: str, count: int, timeout_s: int) -> lis
     def check(source: Sandbox) -> None:
         admit(parts, source.machine)  # room for one child at least; each looks again for itself
 
+    await make_room(parts)
     with contextlib.ExitStack() as held:  # beyond the lock: the source may be killed while its children start
         source, snapshot_id = await instant(parts, sandbox_id, State.FORKING, check, held, parts.config.limits.layers_in_chain)
         outcomes = await asyncio.gather(*(_child(parts, source, snapshot_id, timeout_s) for _ in range(count)))

@@ -25,6 +25,7 @@ from agentenv.host.files import require_free
 from agentenv.image import archives, reference
 from agentenv.image.credentials import Credentials
 from agentenv.image.registry import LocalImage, ResolvedImage
+from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.template.workshop import Base
@@ -170,12 +171,12 @@ class Images:
             return await self._fetch(resolved, credentials, name, report)
 
     async def _fetch(self, resolved: ResolvedImage, credentials: Credentials | None, name: str, report: Progress) -> Image:
-        self._require_free()
+        await self._require_free()
         local = await asyncio.to_thread(self._parts.image_registry.pull, resolved, credentials, report)
         return await self._convert(local, name, resolved.platform, report, imported=False)
 
     async def _bring(self, source: Path, name: str, report: Progress) -> Image:
-        self._require_free()
+        await self._require_free()
         platform = Platform()
         if source.is_dir():
             local = await asyncio.to_thread(archives.load_folder, source, name, platform)
@@ -257,7 +258,8 @@ class Images:
         reference.check_allowed(wanted, self._parts.config.images.allow, self._parts.config.images.deny)
         return wanted
 
-    def _require_free(self) -> None:
+    async def _require_free(self) -> None:
+        await make_room(self._parts)
         require_free(self._parts.paths.home, self._parts.config.limits.disk_reserve_mb << 20, "an image")
 
 

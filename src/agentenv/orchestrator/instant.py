@@ -14,6 +14,7 @@ from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import State
 from agentenv.core.model import RunningVm, Sandbox
 from agentenv.host.files import require_free
+from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact
 from agentenv.orchestrator.delete import missing
 from agentenv.orchestrator.parts import Parts, note
@@ -71,6 +72,7 @@ async def _disk_of(parts: Parts, snapshot_id: str) -> str:
 
 async def _capture(parts: Parts, source: Sandbox, record: RunningVm, via: State, memory: bool) -> str:
     sandbox_id = source.sandbox_id
+    await make_room(parts)
     require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a capture")
     plan = plan_capture(parts)
     began_ms = parts.clock.monotonic_ms()

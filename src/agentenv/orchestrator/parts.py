@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agentenv.block.client import BlockClient
@@ -20,7 +21,10 @@ from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.model import LogEntry, VmIdentity
 from agentenv.core.paths import NodePaths
+from agentenv.core.storage import DiskUse
 from agentenv.guest.client import GuestClient
+from agentenv.host.file_cache import FileCache
+from agentenv.host.files import disk_use
 from agentenv.image.convert import Converter
 from agentenv.image.registry import Registry
 from agentenv.network.slots import SlotPool
@@ -59,6 +63,7 @@ class Parts:
     shared: Shared
     image_registry: Registry
     image_converter: Converter
+    disk_use: Callable[[Path], DiskUse] = disk_use
 
 
 @dataclass
@@ -73,6 +78,8 @@ class Shared:
     snapshots_in_use: dict[str, int] = field(default_factory=dict)
     sweeping: asyncio.Lock = field(default_factory=asyncio.Lock)
     sweep_wanted: bool = False
+    collecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    file_caches: list[FileCache] = field(default_factory=list)  # they give way when the node's disk gets full
     expiring: set[str] = field(default_factory=set)
     expiry_retry_at_ms: dict[str, int] = field(default_factory=dict)  # not before then, after a failure
     metrics: dict[str, MetricHistory] = field(default_factory=dict)  # by sandbox id, until its row is forgotten

@@ -11,6 +11,7 @@ from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import CAPTURING, State
 from agentenv.core.model import PauseMode, RunningVm, Sandbox, Snapshot
 from agentenv.host.files import require_free
+from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact
 from agentenv.orchestrator.delete import end, missing
 from agentenv.orchestrator.parts import Parts, note
@@ -38,6 +39,7 @@ async def pause_held(parts: Parts, sandbox_id: str, memory: bool = True, require
         raise missing(sandbox_id)
     if sandbox.state is not State.RUNNING or sandbox.vm is None:
         raise Conflict(f"sandbox {sandbox_id} is {sandbox.state} already")
+    await make_room(parts)
     require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a pause")
     began_ms = parts.clock.monotonic_ms()
     answers = await _answers(parts, sandbox_id, sandbox.vm)

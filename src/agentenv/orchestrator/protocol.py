@@ -22,6 +22,7 @@ from agentenv.core.model import (
     Template,
 )
 from agentenv.core.network import NetworkSettings
+from agentenv.core.storage import Collection
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
 from agentenv.volume.registry import Volumes
@@ -117,6 +118,13 @@ class Orchestrator(Protocol):
 
     async def latest_metrics(self, sandbox_ids: Iterable[str]) -> dict[str, MetricSample]:
         """The newest sample of each that has one; the others are left out."""
+        ...
+
+    async def collect(self, everything: bool = False, dry_run: bool = False) -> Collection:
+        """Free what nothing reaches, and of caches what was used longest ago until `storage.low_percent` is used, or all of it.
+
+        A dry run changes nothing and tells what would go.
+        """
         ...
 
     async def templates(self) -> list[Template]:

@@ -9,6 +9,7 @@ from agentenv.core.errors import Conflict, GuestUnresponsive
 from agentenv.core.lifecycle import State
 from agentenv.core.model import OnTimeout, Sandbox
 from agentenv.orchestrator.admission import admit
+from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact_if_endless
 from agentenv.orchestrator.delete import missing
 from agentenv.orchestrator.parts import Parts, note
@@ -72,6 +73,7 @@ async def _resume(parts: Parts, sandbox: Sandbox, timeout_s: int, memory: bool, 
     sandbox_id = sandbox.sandbox_id
     if memory:
         refuse_unresponsive(sandbox)
+    await make_room(parts)
     snapshot = parts.store.snapshot(sandbox.snapshot_id or "")
     admit(parts, sandbox.machine)
     await parts.store.transition(sandbox_id, State.PAUSED, State.RESUMING)

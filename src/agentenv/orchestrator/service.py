@@ -22,7 +22,8 @@ from agentenv.core.model import (
     Template,
 )
 from agentenv.core.network import NetworkSettings
-from agentenv.orchestrator import create, delete, evict, fork, heal, network, pause, resume, sample, snapshot, templates
+from agentenv.core.storage import Collection
+from agentenv.orchestrator import collect, create, delete, evict, fork, heal, network, pause, resume, sample, snapshot, templates
 from agentenv.orchestrator.images import Images
 from agentenv.orchestrator.layer_uses import LayerUse, layer_uses
 from agentenv.orchestrator.parts import Parts
@@ -45,6 +46,7 @@ class Orchestrator:
         limits, ready_deadline_s = parts.config.limits, parts.config.guest.service_deadline_s
         self._images = Images(parts)
         self._builds = Builds(parts.store, VmWorkshop(parts), parts.paths, parts.clock, limits, self._images, ready_deadline_s)
+        parts.shared.file_caches += [self._builds.files.cache, parts.image_registry.blobs.cache]
 
     @property
     def volumes(self) -> Volumes:
@@ -67,9 +69,10 @@ class Orchestrator:
         return self._builds
 
     async def open(self) -> None:
-        """Settle the builds of an earlier server; start acting on timeouts and on stalled disks, and reading the guests' metrics."""
+        """Settle the builds of an earlier server; start acting on timeouts, stalled VMs and a full disk, and reading metrics."""
+        await asyncio.to_thread(self._parts.image_registry.open)
         await self._builds.open()
-        self._keepers = [asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal, sample)]
+        self._keepers = [asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal, sample, collect)]
 
     async def close(self) -> None:
         """Let verbs under way end and let go of all VMs; they go on."""
@@ -221,6 +224,11 @@ class Orchestrator:
         """The newest sample of each that has one."""
         histories = {sandbox_id: self._parts.shared.metrics.get(sandbox_id) for sandbox_id in sandbox_ids}
         return {sandbox_id: history.latest() for sandbox_id, history in histories.items() if history is not None}
+
+    async def collect(self, everything: bool = False, dry_run: bool = False) -> Collection:
+        """Free what nothing reaches, and what caches can give up."""
+        goal = collect.everything if everything else None
+        return await self._whole(collect.collect(self._parts, goal, dry_run=dry_run), "collect")
 
     async def templates(self) -> list[Template]:
         """All templates, newest first."""

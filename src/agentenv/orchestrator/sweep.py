@@ -9,6 +9,7 @@ build steps or the record of an image names is kept.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 
 from agentenv.core.lifecycle import State
 from agentenv.orchestrator.parts import Parts
@@ -38,30 +39,37 @@ async def sweep(parts: Parts) -> int:
         await _forget_snapshots(parts)
         await _close_memory(parts)
         files = await asyncio.to_thread(parts.layers.files)
-        served = {parts.layers.id_of(path) for stack in await parts.blocks.stacks() for path in stack.files}
-        return await asyncio.to_thread(parts.layers.delete, parts.layers.unneeded(files, served | _referenced(parts)))
+        reached = await served(parts) | referenced(parts)
+        return await asyncio.to_thread(parts.layers.delete, parts.layers.unneeded(files, reached))
 
 
 async def _forget_snapshots(parts: Parts) -> None:
     on_disk = await asyncio.to_thread(capture.snapshot_ids, parts.paths)
     recorded = {snapshot.snapshot_id for snapshot in parts.store.snapshots()}
-    unwanted = {*on_disk, *recorded} - _wanted_snapshots(parts)
-    for snapshot_id in unwanted:
+    cached = {step.snapshot_id for step in parts.store.cached_steps.all()}
+    for snapshot_id in {*on_disk, *recorded} - wanted_snapshots(parts) - cached:
         await parts.store.remove_snapshot(snapshot_id)
         await asyncio.to_thread(capture.remove, parts.paths, snapshot_id)
 
 
-def _wanted_snapshots(parts: Parts) -> set[str]:
+def wanted_snapshots(parts: Parts) -> set[str]:
+    """The snapshots that sandboxes, templates and verbs under way need; those of cached build steps alone are not among them."""
     named = {s.snapshot_id for s in parts.store.sandboxes() if s.state is not State.KILLED and s.snapshot_id is not None}
-    cached = (step.snapshot_id for step in parts.store.cached_steps.all())
     images = (image.snapshot_id for image in parts.store.images.all())
-    return {*parts.shared.snapshots_in_use, *named, *cached, *images, *(build.snapshot_id for build in all_builds(parts.store))}
+    return {*parts.shared.snapshots_in_use, *named, *images, *(build.snapshot_id for build in all_builds(parts.store))}
 
 
-def _referenced(parts: Parts) -> set[str]:
+async def served(parts: Parts) -> set[str]:
+    """The layers of blockd's open stacks."""
+    return {parts.layers.id_of(path) for stack in await parts.blocks.stacks() for path in stack.files}
+
+
+def referenced(parts: Parts, leaving_out: Set[str] = frozenset()) -> set[str]:
+    """The layers that records name, but for those that only the snapshots `leaving_out` do."""
     marks: set[str] = set()
     for snapshot in parts.store.snapshots():
-        marks.update(snapshot.memory_layers, snapshot.disk_layers)
+        if snapshot.snapshot_id not in leaving_out:
+            marks.update(snapshot.memory_layers, snapshot.disk_layers)
     for image in parts.store.images.all():
         marks.update(image.layer_ids)
     for sandbox in parts.store.sandboxes():

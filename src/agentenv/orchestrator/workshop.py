@@ -19,6 +19,7 @@ from agentenv.core.tasks import wait_done
 from agentenv.guest.commands import Command, Ended, OnOutput, OnStart
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.admission import admit
+from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.create import launch
 from agentenv.orchestrator.instant import instant
 from agentenv.orchestrator.parts import Parts
@@ -65,6 +66,7 @@ class VmWorkshop:
     ) -> Bench:
         """Start a VM from a snapshot."""
         parts = self._parts
+        await make_room(parts)
         admit(parts, machine)
         now_ms = parts.clock.now_ms()
         sandbox = Sandbox(

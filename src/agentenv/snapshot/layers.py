@@ -54,6 +54,10 @@ class LayerStore:
                 if not self._announced[layer_id]:
                     del self._announced[layer_id]
 
+    def is_announced(self, layer_id: str) -> bool:
+        """Whether someone keeps the sweep off it."""
+        return layer_id in self._announced
+
     @staticmethod
     def new_id() -> str:
         """An id for a layer about to be made; `announced` it while it is not recorded."""
@@ -69,7 +73,7 @@ class LayerStore:
         `files` must have been listed before the references were gathered: a layer is recorded or announced before its
         file is made, so a file in the list that nothing names by now will never be named.
         """
-        return [path for path in files if (layer_id := path.name.split(".", 1)[0]) not in referenced and layer_id not in self._announced]
+        return [path for path in files if (layer_id := path.name.split(".", 1)[0]) not in referenced and not self.is_announced(layer_id)]
 
     @staticmethod
     def delete(files: Iterable[Path]) -> int:
@@ -80,6 +84,15 @@ class LayerStore:
                 freed += path.stat().st_blocks * 512
                 path.unlink()
         return freed
+
+    def sizes(self) -> dict[str, int]:
+        """What the files of each layer take on disk, bytes. Blocks."""
+        found: dict[str, int] = {}
+        for path in self.files():
+            with contextlib.suppress(FileNotFoundError):
+                layer_id = path.name.split(".", 1)[0]
+                found[layer_id] = found.get(layer_id, 0) + path.stat().st_blocks * 512
+        return found
 
     def used_bytes(self) -> int:
         """What the store takes on disk."""

@@ -1,15 +1,14 @@
 """Archives that clients upload for COPY steps, by the hash the client has computed of the files in them (contract section 2.7).
 
 The hash is an opaque name: whoever may build on this node may upload. A file appears under its name when all of it is there.
-Bounded in the size of one and of all together; the ones no build has used for longest go first. Uploads carry no API
-key, so each is allowed by a ticket of its own, which is forgotten when the server ends.
+Bounded in the size of one and of all together; the ones no build has used for longest go first, also when the node's disk gets
+full. Uploads carry no API key, so each is allowed by a ticket of its own, which is forgotten when the server ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -17,14 +16,16 @@ from pathlib import Path
 from typing import IO
 
 from agentenv.core.clock import Clock
-from agentenv.core.errors import InvalidInput, LimitReached, NotFound, PermissionDenied, StorageFull
+from agentenv.core.errors import InvalidInput, LimitReached, NotFound, PermissionDenied
 from agentenv.core.ids import new_token, same_secret
-from agentenv.host.files import require_free
+from agentenv.host.file_cache import FileCache
+from agentenv.host.files import require_free, storage_full
 
 _HASH = re.compile(r"[0-9A-Za-z_-]{1,128}")
 _TICKET_MS = 2 * 3_600_000  # the SDKs give an upload one hour
 _TICKETS_MAX = 10_000
 _PARTIAL = ".partial-"
+_YOUNG_S = 2 * 3600.0  # a client that was told that a file is there may still need hours for its other uploads
 
 
 class BuildFiles:
@@ -34,7 +35,7 @@ class BuildFiles:
         self._folder, self._clock = folder, clock
         self.file_max_bytes, self._all_max_bytes, self._reserve_bytes = file_max_bytes, all_max_bytes, reserve_bytes
         self._tickets: dict[str, tuple[str, int]] = {}  # by hash: ticket, when it ends
-        self._in_use: dict[str, int] = {}
+        self.cache = FileCache("build upload", folder, _YOUNG_S)
 
     def open(self) -> None:
         """Remove what uploads that were broken off have left. Blocks."""
@@ -43,8 +44,13 @@ class BuildFiles:
             path.unlink(missing_ok=True)
 
     def has(self, files_hash: str) -> bool:
-        """Whether an archive is there. InvalidInput when the name is none."""
-        return self._path(files_hash).is_file()
+        """Whether an archive is there; it counts as used now, for whoever asks will not send it. InvalidInput when the name is none."""
+        path = self._path(files_hash)
+        try:
+            self.cache.touch(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def ticket(self, files_hash: str) -> str:
         """What allows one caller after another to upload this archive for two hours. LimitReached."""
@@ -64,7 +70,7 @@ class BuildFiles:
         if declared_bytes is not None and declared_bytes > self.file_max_bytes:
             raise self._too_large()
         require_free(self._folder, self._reserve_bytes + (declared_bytes or 0), "an upload")
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=_PARTIAL, delete=False) as file:
+        with storage_full("an upload"), tempfile.NamedTemporaryFile(dir=self._folder, prefix=_PARTIAL, delete=False) as file:
             partial = Path(file.name)
             try:
                 size_bytes = await self._write(file, chunks)
@@ -74,27 +80,22 @@ class BuildFiles:
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
-        await asyncio.to_thread(self._trim)
+        await asyncio.to_thread(self.cache.trim, self._all_max_bytes, (path,), spare_young=False)
         return size_bytes
 
     @contextlib.contextmanager
     def using(self, files_hash: str) -> Iterator[Path]:
         """The file of an archive, safe from being removed for the length of the body. NotFound."""
         path = self._path(files_hash)
-        self._in_use[files_hash] = self._in_use.get(files_hash, 0) + 1
-        try:
+        with self.cache.using(path):
             try:
-                os.utime(path)  # the newest use
-            except OSError as error:
+                self.cache.touch(path)
+            except FileNotFoundError as error:
                 raise NotFound(
                     f"the files of this step ({files_hash[:16]}) were not uploaded, or are no longer kept",
                     "build it again",
                 ) from error
             yield path
-        finally:
-            self._in_use[files_hash] -= 1
-            if not self._in_use[files_hash]:
-                del self._in_use[files_hash]
 
     async def _write(self, file: IO[bytes], chunks: AsyncIterator[bytes]) -> int:
         size_bytes = 0
@@ -102,10 +103,7 @@ class BuildFiles:
             size_bytes += len(chunk)
             if size_bytes > self.file_max_bytes:
                 raise self._too_large()
-            try:
-                await asyncio.to_thread(file.write, chunk)
-            except OSError as error:
-                raise StorageFull(f"no room for an upload: {error.strerror}", "free some space on the node") from error
+            await asyncio.to_thread(file.write, chunk)
         await asyncio.to_thread(file.flush)
         return size_bytes
 
@@ -124,13 +122,3 @@ class BuildFiles:
         if not _HASH.fullmatch(files_hash):
             raise InvalidInput(f"{files_hash[:80]!r} is not a hash of files", "it is what the SDK computes, SHA-256 in hex")
         return self._folder / files_hash
-
-    def _trim(self) -> None:
-        """Remove the files used longest ago until the others fit."""
-        files = [(path, path.stat()) for path in self._folder.iterdir() if not path.name.startswith(_PARTIAL)]
-        files.sort(key=lambda item: item[1].st_mtime, reverse=True)
-        kept_bytes = 0
-        for number, (path, status) in enumerate(files):
-            kept_bytes += status.st_size
-            if number and kept_bytes > self._all_max_bytes and path.name not in self._in_use:
-                path.unlink(missing_ok=True)

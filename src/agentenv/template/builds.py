@@ -98,6 +98,7 @@ class Builds:
     async def open(self) -> None:
         """Settle what an earlier server has left."""
         await asyncio.to_thread(self.files.open)
+        await asyncio.to_thread(self._remove_strays)
         await asyncio.to_thread(shutil.rmtree, self._paths.build_scratch, True)
         for job in self._store.builds.all():
             if job.status == "building":
@@ -274,6 +275,12 @@ class Builds:
         return self._store.builds.get(job.build_id) or job
 
     # --- what is kept
+
+    def _remove_strays(self) -> None:
+        """Logs of builds that were forgotten just before a crash."""
+        for path in self._paths.build_logs.glob("*"):
+            if self._store.builds.get(path.stem) is None:
+                path.unlink(missing_ok=True)
 
     async def _forget_old(self) -> None:
         over = sorted((job for job in self._store.builds.all() if job.is_over), key=lambda job: job.updated_at_ms, reverse=True)

@@ -18,6 +18,7 @@ from agentenv.core.lifecycle import State
 from agentenv.core.model import Build, CreateRequest, Machine, RunningVm, Sandbox, Snapshot
 from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG
+from agentenv.core.storage import DiskUse
 from agentenv.host import native
 from agentenv.image.convert import Converter
 from agentenv.image.registry import Registry
@@ -56,6 +57,7 @@ class FakeNode:
     def __init__(self, folder: Path, seed: int | None = None, pool_cidr: str = "10.119.0.0/24", limits: LimitsConfig | None = None) -> None:
         self.clock = ManualClock()
         self.paths = NodePaths(folder / "home", folder / "run")
+        self.disk_bytes = 1 << 40
         self.config = Config(limits=limits or LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0))
         self.layout = Layout(pool_cidr, self.paths.tag)
         self.processes = FakeProcesses()
@@ -119,6 +121,11 @@ class FakeNode:
         """The newest server's client of its guests."""
         return cast(FakeGuest, self.parts.guest)
 
+    def disk_use(self, _folder: Path | None = None) -> DiskUse:
+        """The node's files on a disk of `disk_bytes`, which holds nothing else."""
+        used = sum(path.stat().st_blocks * 512 for path in self.paths.home.rglob("*") if path.is_file())
+        return DiskUse(used, max(0, self.disk_bytes - used))
+
     def _parts(self, points: Failpoints) -> Parts:
         layers = LayerStore(self.paths.layers)
         blocks = FakeBlocks(self.devices, points)
@@ -143,6 +150,7 @@ class FakeNode:
             shared=Shared(self.config.limits.starts_at_once),
             image_registry=Registry(self.paths.cache, self.config.images),
             image_converter=Converter(layers, native.FOLDER / "imagefs", self.config.images, self.config.guest.disk_mb),
+            disk_use=self.disk_use,
         )
 
     async def _add_template(self, parts: Parts) -> None:
@@ -228,6 +236,8 @@ class FakeNode:
             found += [f"{row.sandbox_id} ({row.state}): {problem}" for problem in self._row_problems(row)]
         for build in all_builds(self.parts.store):
             found += [f"build {build.build_id}: {problem}" for problem in self._snapshot_problems(build.snapshot_id)]
+        for step in self.parts.store.cached_steps.all():
+            found += [f"cached step {step.key}: {problem}" for problem in self._snapshot_problems(step.snapshot_id)]
         return found + self._leaks()
 
     def _row_problems(self, row: Sandbox) -> list[str]:

@@ -41,6 +41,7 @@ from agentenv.core.model import (
 from agentenv.core.network import NetworkSettings
 from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG, parse_new_name
+from agentenv.core.storage import Collection, DiskUse
 from agentenv.orchestrator import templates as administration
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
@@ -337,6 +338,13 @@ class FakeOrchestrator:
     async def latest_metrics(self, sandbox_ids: Iterable[str]) -> dict[str, MetricSample]:
         """The newest of each that has one."""
         return {sandbox_id: self._metrics[sandbox_id][-1] for sandbox_id in sandbox_ids if self._metrics.get(sandbox_id)}
+
+    async def collect(self, everything: bool = False, dry_run: bool = False) -> Collection:
+        """Only uploads are cached here; the disk is half full, so none goes unless all do."""
+        cache = self.builds.files.cache
+        cold = cache.cold() if everything else []
+        gone = tuple(item for item in cold if dry_run or cache.evict(item))
+        return Collection(sum(item.size_bytes for item in gone), gone, DiskUse(1 << 30, 1 << 30))
 
     async def templates(self) -> list[Template]:
         """All templates, newest first."""
