@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.config.schema import ImagesConfig
-from agentenv.core.errors import AgentEnvError, DataCorrupt, HostNotReady, Internal, NotFound, PermissionDenied, Unavailable
+from agentenv.core.errors import (
+    AgentEnvError,
+    DataCorrupt,
+    DeadlineExceeded,
+    HostNotReady,
+    Internal,
+    NotFound,
+    PermissionDenied,
+    StorageFull,
+    Unavailable,
+)
 from agentenv.core.images import ImageConfig, Platform
 from agentenv.host.command import Progress, run_command
 from agentenv.host.files import require_free, storage_full
@@ -32,6 +42,7 @@ _INSTALL = "apt-get install skopeo"
 
 #: What skopeo's registry client says, and what it means. The program has one exit status for all of them.
 _MEANINGS: tuple[tuple[tuple[str, ...], type[AgentEnvError], str], ...] = (
+    (("no space left on device",), StorageFull, "free some space; nothing was lost"),
     (
         ("unauthorized", "authentication required", "invalid username/password", "denied"),
         PermissionDenied,
@@ -142,14 +153,26 @@ class Registry:
         self.blobs.folder.mkdir(parents=True, exist_ok=True)
         require_free(self.blobs.folder, total - there + self._reserve_bytes, f"image {image.reference}")
         step = f"pull {image.reference} (bytes)"
+        blobs = (image.manifest.config, *image.manifest.layers)
+
+        def missing() -> int:
+            return sum(not self.blobs.is_complete(blob.digest, blob.size_bytes) for blob in blobs)
 
         def watch() -> None:
             progress(step, min(total, there + self.blobs.used_bytes() - before), total)
 
         source = f"docker://{image.found_at.exact}"
         with self._layout() as layout:
+            # skopeo waits as long as a registry that limits its callers asks it to, a few times.
             target = ("--dest-shared-blob-dir", str(self.blobs.folder), source, f"oci:{layout}:image")
-            self._ask(image.found_at, image.reference, credentials, "copy", "--quiet", *target, watch=watch)
+            while wanted := missing():
+                try:
+                    self._ask(image.found_at, image.reference, credentials, "copy", "--quiet", *target, watch=watch)
+                    break
+                except (PermissionDenied, Unavailable):
+                    # A token that ended, or a connection: what has come stays, and each further try brings more or is the last.
+                    if missing() == wanted:
+                        raise
         progress(step, total, total)
         self.blobs.prune(self._config.cache_mb << 20)
 
@@ -196,6 +219,8 @@ class Registry:
                     watch=watch,
                     max_output_bytes=manifests.MANIFEST_BYTES_MAX,
                 )
+            except DeadlineExceeded as error:
+                raise DeadlineExceeded(f"image '{place}': {error.message}", f"see whether {place.registry} limits its callers") from error
             except Internal as error:
                 raise _meaning(error, place) from error
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from image_rig import Layout, folder, layer, member, quiet, tool
+from limiting_registry import limiting_registry
 from registry_rig import PASSWORD, USER, RealRegistry, real_registry
 
 from agentenv.config.schema import ImagesConfig
@@ -152,6 +153,46 @@ def test_tls_and_a_password(layout: Layout, tmp_path: Path) -> None:
         (tmp_path / "login.json").write_text(json.dumps(login))
         by_login = _pull(_registry(tmp_path, place.host, insecure_registries=(), docker_config=str(tmp_path / "login.json")), name)
         assert by_login.digest == given.digest
+
+
+@pytest.mark.parametrize(("refuse", "refuse_from"), [(1, 0), (2, 3)])
+def test_a_registry_that_limits_its_callers_is_waited_for(refuse: int, refuse_from: int, layout: Layout, tmp_path: Path) -> None:
+    with limiting_registry(layout.folder, refuse=refuse, refuse_from=refuse_from, retry_after_s=2) as place:
+        image = _pull(_registry(tmp_path, place.host), f"{place.host}/team/tool:1")
+        assert len(image.manifest.layers) == len(LAYERS)
+        at = {status: [time_s for time_s, path, found in place.seen if found == status and path != "/v2/"] for status in (200, 429)}
+        assert len(at[429]) == refuse
+        assert all(min(later for later in at[200] + at[429] if later > refused) - refused >= 1.9 for refused in at[429][-1:])
+
+
+def test_a_registry_that_never_lets_us_in_is_named(layout: Layout, tmp_path: Path) -> None:
+    with (
+        limiting_registry(layout.folder, refuse=1000) as place,
+        pytest.raises(Unavailable, match=f"{place.host}/team/tool.*toomanyrequests") as caught,
+    ):
+        _pull(_registry(tmp_path, place.host), f"{place.host}/team/tool:1")
+    assert "images.mirrors" in caught.value.hint
+    assert len(place.seen) < 12
+
+
+@pytest.mark.parametrize("token_uses", [2, 3])
+def test_a_token_that_ends_in_the_middle_is_replaced(token_uses: int, tmp_path: Path) -> None:
+    layout = Layout.make(tmp_path / "layout", [layer(member(f"f{n}", f"{n}" * 50_000)) for n in range(5)])
+    with limiting_registry(layout.folder, token_uses=token_uses) as place:
+        image = _pull(_registry(tmp_path, place.host), f"{place.host}/team/tool:1")
+        assert all(image.blobs.is_complete(blob.digest, blob.size_bytes) for blob in image.manifest.layers)
+        assert place.blobs_served() == 6, "no blob was fetched twice"
+        assert len(place.tokens) > 2
+
+
+def test_a_token_that_is_never_good_ends_the_pull(layout: Layout, tmp_path: Path) -> None:
+    with limiting_registry(layout.folder, token_uses=1) as place:
+        registry = _registry(tmp_path, place.host)
+        found = registry.resolve(f"{place.host}/team/tool:1")
+        place.token_uses = -1
+        with pytest.raises(PermissionDenied):
+            registry.pull(found, None, quiet)
+        assert len(place.seen) < 20
 
 
 def _archive_of(kind: str, layout: Layout, work: Path) -> Path:
