@@ -19,6 +19,7 @@ from agentenv.api.middleware import RawPath, RequestLog
 from agentenv.api.routes import (
     builds,
     health,
+    images,
     lifecycle,
     logs,
     metrics,
@@ -52,7 +53,23 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
     app.state.context = ApiContext(orchestrator, keys, settings, creations)
     app.include_router(health.router)
     # The first three have literal paths that the others, in this order, would take for ids.
-    modules = (tags, builds, unbuilt, metrics, sandboxes, lifecycle, logs, snapshots, templates, teams, volumes, secrets, storage, openapi)
+    modules = (
+        tags,
+        builds,
+        unbuilt,
+        metrics,
+        sandboxes,
+        lifecycle,
+        logs,
+        snapshots,
+        templates,
+        teams,
+        volumes,
+        secrets,
+        storage,
+        images,
+        openapi,
+    )
     keyed = [module.router for module in modules]
     for router in keyed:
         app.include_router(router, dependencies=[Depends(require_key)])

@@ -67,6 +67,13 @@ class StartBuildBody(Body):
     ready_cmd: str = Field("", alias="readyCmd", max_length=_COMMAND_CHARS)
 
 
+class PullImageBody(Body):
+    """`POST /images/pull`."""
+
+    name: str = Field(min_length=1, max_length=1024)
+    registry: RegistryBody | None = None
+
+
 _REGISTRY_FIELDS = {
     "registry": ("username", "password"),
     "aws": ("awsAccessKeyId", "awsSecretAccessKey", "awsRegion"),
@@ -79,7 +86,7 @@ def to_plan(body: StartBuildBody) -> BuildPlan:
     return BuildPlan(
         from_image=body.from_image.strip(),
         from_template=body.from_template.strip(),
-        registry=None if body.from_image_registry is None else _registry(body.from_image_registry),
+        registry=to_account(body.from_image_registry, "fromImageRegistry"),
         steps=tuple(Step(step.type, tuple(step.args), step.files_hash, step.force) for step in body.steps),
         start_command=body.start_cmd.strip(),
         ready_command=body.ready_cmd.strip(),
@@ -87,11 +94,14 @@ def to_plan(body: StartBuildBody) -> BuildPlan:
     )
 
 
-def _registry(body: RegistryBody) -> Registry:
+def to_account(body: RegistryBody | None, field: str = "registry") -> Registry | None:
+    """Credentials for one registry. InvalidInput when they are not what their type needs."""
+    if body is None:
+        return None
     given: dict[str, Any] = body.model_extra or {}
     settings = {}
     for name in _REGISTRY_FIELDS[body.type]:
         if not isinstance(given.get(name), str):
-            raise InvalidInput(f"fromImageRegistry.{name}: a text is required for type {body.type}")
+            raise InvalidInput(f"{field}.{name}: a text is required for type {body.type}")
         settings[name] = given[name]
     return Registry(body.type, settings)

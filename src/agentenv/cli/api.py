@@ -10,7 +10,7 @@ import contextlib
 import re
 import urllib.parse
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import httpx
 
 READ_DEADLINE_S = 30.0
+WORK_DEADLINE_S = 7200.0
+"""Longest silence of a pull or an import: a large layer may have to wait for others, and be converted."""
 CHANGE_DEADLINE_S = 180.0
 """Longest pause, resume, create or fork: a restore may take 30 s and wait for its turn behind others."""
 COLLECT_DEADLINE_S = 600.0
@@ -141,6 +143,57 @@ class Api:
     def templates(self) -> list[dict[str, Any]]:
         """All templates."""
         return list(self._call("GET", "/templates")[0])
+
+    def images(self) -> list[dict[str, Any]]:
+        """All images, the one used last first."""
+        return list(self._call("GET", "/images")[0])
+
+    def image(self, reference: str) -> dict[str, Any]:
+        """One image by name or digest."""
+        return dict(self._call("GET", f"/images/{_segment(reference)}")[0])
+
+    def remove_image(self, reference: str) -> None:
+        """Forget an image, or one of its names."""
+        self._call("DELETE", f"/images/{_segment(reference)}", deadline_s=CHANGE_DEADLINE_S)
+
+    def pull_image(self, name: str, registry: dict[str, str] | None, report: Callable[..., object]) -> dict[str, Any]:
+        """Bring an image from its registry; `report(step, done, total)` tells how far it is."""
+        body: dict[str, Any] = {"name": name} | ({"registry": registry} if registry else {})
+        return self._followed("/images/pull", report, json=body)
+
+    def import_image(self, name: str, content: Iterator[bytes], report: Callable[..., object]) -> dict[str, Any]:
+        """Bring an image as an archive."""
+        return self._followed("/images/import", report, params={"name": name}, content=content)
+
+    def layers(self) -> list[dict[str, Any]]:
+        """All layers of the node's disk."""
+        return list(self._call("GET", "/layers")[0])
+
+    def _followed(self, path: str, report: Callable[..., object], **request: Any) -> dict[str, Any]:
+        """A POST that is answered by lines of JSON: steps, and in the end the image or an error."""
+        import json
+
+        import httpx
+
+        try:
+            with self._http.stream("POST", path, timeout=httpx.Timeout(WORK_DEADLINE_S, connect=10), **request) as reply:
+                if reply.status_code >= 300:
+                    raise self._refusal(reply.status_code, reply.read())
+                for line in map(json.loads, reply.iter_lines()):
+                    if "image" in line:
+                        return dict(line["image"])
+                    if "error" in line:
+                        raise self._refusal(line["error"]["code"], json.dumps(line["error"]).encode())
+                    report(line["step"], line["done"], line["total"])
+        except httpx.HTTPError as error:
+            raise CliError(
+                f"the node at {self.target.api_url} broke off: {error or type(error).__name__}",
+                "it may go on by itself: `aenv images` shows what is there",
+                Exit.UNREACHABLE,
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._not_ours(200) from error
+        raise CliError("the node's answer has no end", "`aenv images` shows what is there; the node's log is log/server.log in its home")
 
     def volumes(self) -> list[dict[str, Any]]:
         """All volumes, without tokens."""
@@ -284,10 +337,10 @@ class Api:
         except (ValueError, KeyError, TypeError):
             return self._not_ours(status)
         message, _, hint = message.partition("\n")  # the node's own hint, where it has one
-        if status in (401, 403):
+        if status == 401:
             message, hint = f"the node refused the API key of {self.target.key_source}: {message}", self._key_hint()
         elif status == 404 and not hint:
-            hint = "`aenv ls --all` lists the sandboxes, `aenv templates` the templates"
+            hint = "`aenv ls --all` lists the sandboxes, `aenv templates` the templates, `aenv images` the images"
         return CliError(message, hint, _CODES.get(status, Exit.FAILURE))
 
     def _key_hint(self) -> str:

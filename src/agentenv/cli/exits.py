@@ -24,7 +24,7 @@ EXIT_CODES: dict[Exit, str] = {
     Exit.OK: "done",
     Exit.FAILURE: "it failed; the message says why",
     Exit.USAGE: "the command line, the configuration or a value in them is wrong",
-    Exit.NOT_FOUND: "no such sandbox or template",
+    Exit.NOT_FOUND: "no such sandbox, template or image",
     Exit.UNREACHABLE: "the node does not answer",
     Exit.TIMED_OUT: "`aenv exec --timeout` ran out and the command was killed (as `timeout` of coreutils does)",
     Exit.INTERRUPTED: "interrupted with Ctrl-C",

@@ -18,7 +18,7 @@ from agentenv.cli.exits import CliError, Exit
 
 LIST_LIMIT = 1000
 """How many items a list shows unless told otherwise, as in the E2B command line."""
-SECTIONS = ("Node", "Sandboxes", "Inside a sandbox", "Templates", "Volumes and secrets", "Other")
+SECTIONS = ("Node", "Sandboxes", "Inside a sandbox", "Templates", "Images", "Volumes and secrets", "Other")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentenv.core.builds import Registry as RegistryAccount
 from agentenv.core.builds import Step, StepKind
-from agentenv.core.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, Unavailable, Unsupported
+from agentenv.core.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, StorageFull, Unavailable, Unsupported
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, Platform
 from agentenv.core.model import Context, Machine, Snapshot
@@ -115,6 +115,26 @@ class Images:
         if wanted.digest:
             raise InvalidInput(f"image '{name}': an image that comes as a file is called NAME or NAME:TAG, without a digest")
         return await self._joined(("file", new_snapshot_id()), lambda report: self._bring(source, str(wanted), report), progress)
+
+    async def receive(self, name: str, chunks: AsyncIterator[bytes], progress: Progress = no_progress) -> Image:
+        """`bring` what arrives in pieces; a file is kept for that time alone. InvalidInput also when it is too large."""
+        self._parse(name)
+        limit_bytes = self._parts.config.images.layer_max_mb << 20
+        folder = self._parts.paths.cache / "images"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".import-") as file:
+            size_bytes = 0
+            async for chunk in chunks:
+                await self._require_free(len(chunk))
+                size_bytes += len(chunk)
+                if size_bytes > limit_bytes:
+                    raise InvalidInput(f"an image may come as a file of {limit_bytes >> 20} MiB at most", "raise images.layer_max_mb")
+                try:
+                    await asyncio.to_thread(file.write, chunk)
+                except OSError as error:
+                    raise StorageFull(f"no room for the image: {error.strerror}", "free some space on the node") from error
+            await asyncio.to_thread(file.flush)
+            return await self.bring(Path(file.name), name, progress)
 
     async def base(self, reference: str, registry: RegistryAccount | None, on_progress: Callable[[str], object]) -> Base:
         """The root file system of an image, as a disk to start builds from."""
@@ -258,9 +278,9 @@ class Images:
         reference.check_allowed(wanted, self._parts.config.images.allow, self._parts.config.images.deny)
         return wanted
 
-    async def _require_free(self) -> None:
+    async def _require_free(self, more_bytes: int = 0) -> None:
         await make_room(self._parts)
-        require_free(self._parts.paths.home, self._parts.config.limits.disk_reserve_mb << 20, "an image")
+        require_free(self._parts.paths.home, more_bytes + (self._parts.config.limits.disk_reserve_mb << 20), "an image")
 
 
 def _literal(kind: StepKind, argument: str) -> Step:

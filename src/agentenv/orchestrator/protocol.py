@@ -5,9 +5,10 @@ Every call raises classes of `agentenv.core.errors` only. All are safe to cancel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
+from agentenv.core.images import Image
 from agentenv.core.model import (
     Build,
     CreateRequest,
@@ -23,9 +24,36 @@ from agentenv.core.model import (
 )
 from agentenv.core.network import NetworkSettings
 from agentenv.core.storage import Collection
+from agentenv.host.command import Progress, no_progress
+from agentenv.image.credentials import Credentials
+from agentenv.orchestrator.layer_uses import LayerUse
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
 from agentenv.volume.registry import Volumes
+
+
+class ImageLibrary(Protocol):
+    """The images of a node; `images.Images` is the real one."""
+
+    def all(self) -> list[Image]:
+        """Every image, the one used last first."""
+        ...
+
+    def find(self, text: str) -> Image:
+        """By name, digest, or the beginning of a digest. NotFound, InvalidInput."""
+        ...
+
+    async def remove(self, text: str) -> Image:
+        """Forget a name, and the image with its last one. NotFound, InvalidInput."""
+        ...
+
+    async def pull(self, text: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Image:
+        """The image that a name means at its registry now."""
+        ...
+
+    async def receive(self, name: str, chunks: AsyncIterator[bytes], progress: Progress = no_progress) -> Image:
+        """The image in an archive that arrives in pieces."""
+        ...
 
 
 class Orchestrator(Protocol):
@@ -39,6 +67,15 @@ class Orchestrator(Protocol):
     @property
     def secrets(self) -> Vault:
         """The node's secrets."""
+        ...
+
+    @property
+    def images(self) -> ImageLibrary:
+        """The node's images."""
+        ...
+
+    async def layers(self) -> list[LayerUse]:
+        """Every layer of the node's disk, the largest first."""
         ...
 
     @property

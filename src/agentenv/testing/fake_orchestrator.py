@@ -43,6 +43,7 @@ from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG, parse_new_name
 from agentenv.core.storage import Collection, DiskUse
 from agentenv.orchestrator import templates as administration
+from agentenv.orchestrator.layer_uses import LayerUse
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
 from agentenv.testing.fake_store import MemoryShelf
@@ -180,6 +181,14 @@ class FakeOrchestrator:
         return self._sandboxes[sandbox_id]
 
     # -- the protocol
+
+    async def layers(self) -> list[LayerUse]:
+        """The layers of its images."""
+        users: defaultdict[str, list[str]] = defaultdict(list)
+        for image in self.images.all():
+            for layer_id in image.layer_ids:
+                users[layer_id].append(f"image {image.names[0]}")
+        return [LayerUse(layer_id, 1000, tuple(names)) for layer_id, names in users.items()]
 
     async def create(self, request: CreateRequest) -> Sandbox:
         """Start a sandbox from a template."""

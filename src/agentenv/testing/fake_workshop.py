@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentenv.core.builds import Registry, Step
-from agentenv.core.errors import Internal, NotFound
+from agentenv.core.errors import AgentEnvError, Internal, NotFound
+from agentenv.core.images import Image, ImageConfig, ImageLayer, Platform
 from agentenv.core.model import Context, Machine, Snapshot, Template, VmIdentity
 from agentenv.core.references import parse_reference
 from agentenv.core.templates import build_of, find
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart
+from agentenv.host.command import Progress, no_progress
+from agentenv.image.credentials import Credentials
 from agentenv.template.workshop import Base
 
 _IDENTITY = VmIdentity("fake", "none", "none", "1", "kernel", "initramfs", 1_000_000)
@@ -200,6 +204,12 @@ def _is_callers(command: Command) -> bool:
     return "exec /bin/sh -l -c" in command.argv[2]
 
 
+def make_image(name: str, digest_digit: str = "a", layers: tuple[str, ...] = ("image-base", "image-top"), **more: Any) -> Image:
+    """An image that a test can list."""
+    made_of = tuple(ImageLayer(layer, "", 1000) for layer in layers)
+    return Image(f"sha256:{digest_digit * 64}", (name,), Platform(), made_of, ImageConfig(**more), "s" + "0" * 20, 1, 1)
+
+
 @dataclass
 class FakeImages:
     """Implements `template.workshop.BaseImages`: the images it is given, by reference."""
@@ -208,6 +218,10 @@ class FakeImages:
     contexts: dict[str, Context] = field(default_factory=dict)
     preparation: tuple[Step, ...] = ()
     asked: list[tuple[str, Registry | None]] = field(default_factory=list)
+    library: dict[str, Image] = field(default_factory=dict)  # what is on the node, by name
+    registry: dict[str, Image | AgentEnvError] = field(default_factory=dict)  # what a pull brings, by name
+    pulled_with: list[Credentials | None] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
 
     async def base(self, reference: str, registry: Registry | None, on_progress: Callable[[str], object]) -> Base:
         """A disk alone."""
@@ -218,3 +232,39 @@ class FakeImages:
         machine = Machine(1, 512, 8192)
         snapshot_id = self.workshop.new_disk((f"image {reference}",), machine, has_memory=False)
         return Base(f"image:{reference}", f"image {reference}", snapshot_id, machine, self.contexts[reference], self.preparation)
+
+    def all(self) -> list[Image]:
+        """Every image."""
+        return list(self.library.values())
+
+    def find(self, text: str) -> Image:
+        """By name or digest."""
+        found = [image for name, image in self.library.items() if text in (name, image.digest)]
+        if not found:
+            raise NotFound(f"image '{text}' is not on this node", "`aenv images` lists those there are")
+        return found[0]
+
+    async def remove(self, text: str) -> Image:
+        """Forget it."""
+        return self.library.pop(self.find(text).names[0])
+
+    async def pull(self, text: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Image:
+        """In two steps that can be watched; what the registry has is an image or an error, the latter after the first step."""
+        self.pulled_with.append(credentials)
+        if text not in self.registry:
+            raise NotFound(f"image '{text}': manifest unknown", "see that name and tag are right")
+        progress(f"pull {text} (bytes)", 0, 2000)
+        await asyncio.sleep(0)
+        found = self.registry[text]
+        if isinstance(found, AgentEnvError):
+            raise found
+        progress(f"pull {text} (bytes)", 2000, 2000)
+        self.library[text] = found
+        return found
+
+    async def receive(self, name: str, chunks: AsyncIterator[bytes], progress: Progress = no_progress) -> Image:
+        """Keep the bytes."""
+        self.received.append(b"".join([chunk async for chunk in chunks]))
+        progress("read the archive", None, None)
+        self.library[name] = make_image(name)
+        return self.library[name]

@@ -1,0 +1,36 @@
+"""`aenv image pull`: bring an image from its registry."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from agentenv.cli.output import ProgressReport, print_json
+from agentenv.cli.verb import json_option, verb
+
+
+@verb("pull", section="Images")
+@click.argument("name")
+@click.option("--username", "-u", metavar="NAME", help="User of the registry.  [default: what the node's `docker login` left]")
+@click.option("--password-stdin", is_flag=True, help="Read the password of that user from standard input.")
+@json_option
+def command(name: str, username: str | None, password_stdin: bool, as_json: bool) -> None:
+    """Bring the image NAME from its registry and print its digest.
+
+    NAME is [registry/]name[:tag] or [registry/]name@sha256:..., as other container tools have it. What is here as the
+    registry has it now is not brought again. Template builds bring the images they need by themselves.
+    """
+    from agentenv.cli.api import Api
+
+    if (username is None) == password_stdin:
+        raise click.UsageError("--username and --password-stdin go together")
+    registry = None
+    if username is not None:
+        registry = {"type": "registry", "username": username, "password": sys.stdin.read().removesuffix("\n")}
+    with Api() as api, ProgressReport() as report:
+        image = api.pull_image(name, registry, report)
+    if as_json:
+        print_json(image)
+    else:
+        click.echo(image["digest"])
