@@ -1,7 +1,8 @@
 //! The file system: one flat directory, one regular file for each open stack.
 //!
 //! Requests are served by several threads; each runs its I/O to the end, so a
-//! slow read holds up only its own thread. Attributes and names are cached by
+//! slow read holds up only its own thread. A read that may wait for a registry goes to
+//! a thread that is for such reads. Attributes and names are cached by
 //! the kernel for long: they change only when a stack is closed, which
 //! invalidates its name. Invariant: nothing here changes the set of stacks.
 
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use crate::api::error::{io_cause, is_storage_full};
 use crate::api::models::CacheMode;
+use crate::crew::Crew;
 use crate::stacks::{Entry, Registry};
 
 /// How long the kernel may keep names and attributes (one year): changes are
@@ -31,6 +33,8 @@ const CACHE_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
 const MAX_WRITE_BYTES: u32 = 1 << 20;
 /// Read-ahead requests the kernel may have outstanding.
 const MAX_BACKGROUND_REQUESTS: u16 = 64;
+/// Reads that may wait for a registry at the same time.
+const MAX_WAITING_READS: usize = 64;
 /// Block size told to `stat`.
 const BLOCK_BYTES: u32 = 4096;
 
@@ -44,6 +48,7 @@ thread_local! {
 pub struct StackFs {
     registry: Arc<Registry>,
     started: SystemTime,
+    waiting: Crew,
 }
 
 impl StackFs {
@@ -52,6 +57,7 @@ impl StackFs {
         StackFs {
             registry,
             started: SystemTime::now(),
+            waiting: Crew::new("remote-read", MAX_WAITING_READS),
         }
     }
 
@@ -111,14 +117,35 @@ impl StackFs {
         action: impl FnOnce(&Entry) -> Result<R, StackError>,
     ) -> Result<R, Errno> {
         let entry = self.registry.by_inode(inode.0).ok_or(Errno::ESTALE)?;
-        action(&entry).map_err(|error| {
-            let errno = errno_of(&error);
-            if errno.code() != libc::EROFS {
-                tracing::error!(id = entry.id, what, %error, "request failed");
-            }
-            errno
-        })
+        on_stack(&entry, what, action)
     }
+}
+
+fn on_stack<R>(
+    entry: &Entry,
+    what: &'static str,
+    action: impl FnOnce(&Entry) -> Result<R, StackError>,
+) -> Result<R, Errno> {
+    action(entry).map_err(|error| {
+        let errno = errno_of(&error);
+        if errno.code() != libc::EROFS {
+            tracing::error!(id = entry.id, what, %error, "request failed");
+        }
+        errno
+    })
+}
+
+fn answer_read(entry: &Entry, offset: u64, size: u32, reply: ReplyData) {
+    READ_BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < size as usize {
+            buffer.resize(size as usize, 0);
+        }
+        let target = &mut buffer[..size as usize];
+        match on_stack(entry, "read", |entry| entry.stack.read_at(target, offset)) {
+            Ok(count) => reply.data(&buffer[..count]),
+            Err(errno) => reply.error(errno),
+        }
+    });
 }
 
 fn errno_of(error: &StackError) -> Errno {
@@ -240,16 +267,16 @@ impl Filesystem for StackFs {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        READ_BUFFER.with_borrow_mut(|buffer| {
-            if buffer.len() < size as usize {
-                buffer.resize(size as usize, 0);
-            }
-            let target = &mut buffer[..size as usize];
-            match self.with(inode, "read", |entry| entry.stack.read_at(target, offset)) {
-                Ok(count) => reply.data(&buffer[..count]),
-                Err(errno) => reply.error(errno),
-            }
-        });
+        let Some(entry) = self.registry.by_inode(inode.0) else {
+            return reply.error(Errno::ESTALE);
+        };
+        if entry.stack.may_wait() {
+            // It must not hold up the stacks whose layers are all here.
+            return self
+                .waiting
+                .run(move || answer_read(&entry, offset, size, reply));
+        }
+        answer_read(&entry, offset, size, reply);
     }
 
     fn write(

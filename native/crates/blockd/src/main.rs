@@ -3,10 +3,12 @@
 mod api;
 mod capture;
 mod config;
+mod crew;
 mod fuse;
 mod inspect;
 mod layers;
 mod offline;
+mod remote_arguments;
 mod serve;
 mod stacks;
 mod sys;
@@ -18,6 +20,7 @@ use std::process::ExitCode;
 use api::models::WrittenLayer;
 use clap::{Parser, Subcommand};
 use offline::{CommitArguments, ConfigArguments};
+use remote_arguments::RemoteArguments;
 
 /// Default memory for decompressed blocks.
 const DEFAULT_CACHE_MIB: u32 = (lsmt::block_cache::DEFAULT_BYTES >> 20) as u32;
@@ -49,6 +52,8 @@ enum Command {
         /// Memory for decompressed blocks of all layers together.
         #[arg(long, default_value_t = DEFAULT_CACHE_MIB)]
         block_cache_mib: u32,
+        #[command(flatten)]
+        remote: RemoteArguments,
         /// Log more.
         #[arg(long, short)]
         verbose: bool,
@@ -96,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             mount,
             threads,
             block_cache_mib,
+            remote,
             verbose,
         } => {
             start_log(verbose);
@@ -105,6 +111,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 mount,
                 threads,
                 cache_bytes: u64::from(block_cache_mib) << 20,
+                remote: remote.options(),
             })?;
         }
         Command::Inspect { file } => {

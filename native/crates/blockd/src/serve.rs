@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{bail, Context};
 use fuser::{BackgroundSession, Config, Session, SessionACL};
 use lsmt::Opener;
+use remote::{RemoteOptions, Remotes};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{signal, SignalKind};
 use tokio::sync::watch;
@@ -43,6 +44,8 @@ pub struct ServeOptions {
     pub threads: usize,
     /// Memory for decompressed blocks of all layers together.
     pub cache_bytes: u64,
+    /// How to read layers that are in registries, if at all.
+    pub remote: Option<RemoteOptions>,
 }
 
 /// Runs the daemon until a signal or a request ends it.
@@ -56,10 +59,15 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<()> {
     }
     let mount = prepare_mount(&options.mount)?;
     check_socket(&options.socket)?;
-    let registry = Arc::new(Registry::new(&mount, Opener::new(options.cache_bytes)));
+    let remotes = open_remotes(options.remote.as_ref())?;
+    let mut opener = Opener::new(options.cache_bytes);
+    if let Some(remotes) = &remotes {
+        opener = opener.with_elsewhere(remotes.clone());
+    }
+    let registry = Arc::new(Registry::new(&mount, opener));
     let session = start_session(&mount, registry.clone(), options.threads)?;
     registry.set_notifier(session.notifier());
-    let result = serve_api(&options.socket, &mount, registry.clone());
+    let result = serve_api(&options.socket, &mount, registry.clone(), remotes);
     // Best effort: the next start removes a stale socket itself.
     let _ = std::fs::remove_file(&options.socket);
     let failed_flushes = registry.flush_all() + finish_mount(&mount, &registry);
@@ -148,13 +156,31 @@ fn finish_mount(mount: &Path, registry: &Registry) -> usize {
     registry.flush_all()
 }
 
-fn serve_api(socket: &Path, mount: &Path, registry: Arc<Registry>) -> anyhow::Result<()> {
+fn open_remotes(options: Option<&RemoteOptions>) -> anyhow::Result<Option<Arc<Remotes>>> {
+    let Some(options) = options else {
+        return Ok(None);
+    };
+    let remotes = Remotes::new(options.clone()).with_context(|| {
+        format!(
+            "cannot use the block cache in {}",
+            options.cache_folder.display()
+        )
+    })?;
+    Ok(Some(Arc::new(remotes)))
+}
+
+fn serve_api(
+    socket: &Path,
+    mount: &Path,
+    registry: Arc<Registry>,
+    remotes: Option<Arc<Remotes>>,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .build()
         .context("cannot start the runtime")?;
-    let result = runtime.block_on(serve_until_stopped(socket, mount, registry));
+    let result = runtime.block_on(serve_until_stopped(socket, mount, registry, remotes));
     runtime.shutdown_timeout(DRAIN_TIMEOUT);
     result
 }
@@ -163,6 +189,7 @@ async fn serve_until_stopped(
     socket: &Path,
     mount: &Path,
     registry: Arc<Registry>,
+    remotes: Option<Arc<Remotes>>,
 ) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot catch SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot catch SIGINT")?;
@@ -171,7 +198,8 @@ async fn serve_until_stopped(
     let mode = std::fs::Permissions::from_mode(SOCKET_MODE);
     std::fs::set_permissions(socket, mode).context("cannot protect the socket")?;
     let (stop, mut stopped) = watch::channel(false);
-    let app = App::new(registry.clone(), mount, stop.clone()).context("cannot stat the mount")?;
+    let app = App::new(registry.clone(), remotes, mount, stop.clone())
+        .context("cannot stat the mount")?;
     let mut seen_by_server = stop.subscribe();
     let server =
         axum::serve(listener, api::router(Arc::new(app))).with_graceful_shutdown(async move {

@@ -35,6 +35,22 @@ pub enum BlobError {
     Tar(#[from] TarError),
 }
 
+impl BlobError {
+    /// Whether wrong bytes are the cause, and not a failed read.
+    fn is_damage(&self) -> bool {
+        let io_error = match self {
+            BlobError::Io(error)
+            | BlobError::Tar(TarError::Headers(error))
+            | BlobError::ZFile(ZFileError::Io(error)) => error,
+            _ => return true,
+        };
+        !matches!(
+            io_error.kind(),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound | io::ErrorKind::TimedOut
+        )
+    }
+}
+
 /// Random access to immutable bytes; reads may run at the same time.
 pub trait Blob: Send + Sync {
     /// Size of the blob.
@@ -49,6 +65,18 @@ pub trait Blob: Send + Sync {
     fn distrust(&self, _offset: u64, _length_bytes: u64) -> bool {
         false
     }
+
+    /// Whether a read may have to wait for another machine.
+    fn may_wait(&self) -> bool {
+        false
+    }
+}
+
+/// Where the content of files is that only say where it is.
+pub trait Elsewhere: Send + Sync {
+    /// The content, and the key for it in the cache, if the file at `path` is of that
+    /// kind by its first bytes.
+    fn open(&self, path: &Path, start: &[u8]) -> io::Result<Option<(Arc<dyn Blob>, FileKey)>>;
 }
 
 /// A blob that is a plain file.
@@ -104,6 +132,10 @@ impl Blob for Window {
     fn distrust(&self, offset: u64, length_bytes: u64) -> bool {
         self.inner.distrust(self.offset + offset, length_bytes)
     }
+
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
+    }
 }
 
 /// What lies around the bytes of a layer.
@@ -120,6 +152,7 @@ pub struct Wrapping {
 pub struct Opener {
     cache: Arc<BlockCache>,
     decoders: Arc<Decoders>,
+    elsewhere: Option<Arc<dyn Elsewhere>>,
 }
 
 impl Opener {
@@ -127,7 +160,15 @@ impl Opener {
     pub fn new(cache_bytes: u64) -> Opener {
         Opener {
             cache: Arc::new(BlockCache::new(cache_bytes)),
-            decoders: Arc::default(),
+            ..Opener::default()
+        }
+    }
+
+    /// The same opener, which also opens files whose content is elsewhere.
+    pub fn with_elsewhere(self, elsewhere: Arc<dyn Elsewhere>) -> Opener {
+        Opener {
+            elsewhere: Some(elsewhere),
+            ..self
         }
     }
 
@@ -145,7 +186,13 @@ impl Opener {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message).into());
         }
         let key = FileKey::of(&metadata);
-        self.unwrap(Arc::new(FileBlob::new(file)?), key)
+        let blob = FileBlob::new(file)?;
+        if let Some(elsewhere) = &self.elsewhere {
+            if let Some((blob, key)) = elsewhere.open(path, &read_start(&blob)?)? {
+                return self.unwrap(blob, key);
+            }
+        }
+        self.unwrap(Arc::new(blob), key)
     }
 
     /// Takes the wrappers off any blob. `key` stands for its bytes in the cache
@@ -157,7 +204,9 @@ impl Opener {
     ) -> Result<(Arc<dyn Blob>, Wrapping), BlobError> {
         match self.unwrap_once(&blob, key) {
             // A copy that went bad must not keep the layer from opening for good.
-            Err(_) if blob.distrust(0, blob.size_bytes()) => self.unwrap_once(&blob, key),
+            Err(error) if error.is_damage() && blob.distrust(0, blob.size_bytes()) => {
+                self.unwrap_once(&blob, key)
+            }
             result => result,
         }
     }

@@ -33,6 +33,17 @@ impl FileKey {
         let changed_ns = changed_ns as u64;
         FileKey([metadata.dev(), metadata.ino(), changed_ns, metadata.len()])
     }
+
+    /// The key of content that is known by its SHA-256, wherever it is.
+    pub fn of_digest(digest: &[u8; 32]) -> FileKey {
+        let mut parts = [0; 4];
+        for (part, bytes) in parts.iter_mut().zip(digest.chunks_exact(8)) {
+            *part = bytes
+                .iter()
+                .fold(0, |value, byte| value << 8 | u64::from(*byte));
+        }
+        FileKey(parts)
+    }
 }
 
 /// Blocks by file and number.

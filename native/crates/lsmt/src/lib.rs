@@ -37,7 +37,7 @@ pub mod upper;
 pub mod writer;
 pub mod zfile;
 
-pub use blob::{Blob, BlobError, FileBlob, Opener, Wrapping};
+pub use blob::{Blob, BlobError, Elsewhere, FileBlob, Opener, Wrapping};
 pub use commit::{commit, import_raw, CommitOptions};
 pub use layer::{LayerError, RoLayer};
 pub use lowers::Lowers;

@@ -208,6 +208,13 @@ impl Stack {
         self.state.read().upper.is_some()
     }
 
+    /// Whether a read may have to wait for another machine.
+    pub fn may_wait(&self) -> bool {
+        let state = self.state.read();
+        let mut layers = state.lowers.layers.iter();
+        layers.any(|layer| layer.blob().may_wait())
+    }
+
     /// Files of the sealed layers, bottom first.
     pub fn lower_paths(&self) -> Vec<PathBuf> {
         let state = self.state.read();

@@ -6,6 +6,7 @@ use std::io;
 use axum::http::{header, StatusCode};
 use axum::response::{IntoResponse, Response};
 use lsmt::{BlobError, LayerError, StackError, UpperError, WriteError};
+use remote::RemoteError;
 use serde::Serialize;
 
 use crate::config::ConfigError;
@@ -26,6 +27,10 @@ pub enum Code {
     StorageFull,
     /// A file does not hold what it should.
     Corrupt,
+    /// A registry refuses.
+    Denied,
+    /// A registry does not answer.
+    Unavailable,
     /// The operating system failed.
     Io,
     /// A fault of the daemon.
@@ -39,6 +44,8 @@ impl Code {
             Code::InvalidInput => StatusCode::BAD_REQUEST,
             Code::Conflict | Code::Busy => StatusCode::CONFLICT,
             Code::StorageFull => StatusCode::INSUFFICIENT_STORAGE,
+            Code::Denied => StatusCode::FORBIDDEN,
+            Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Code::Corrupt | Code::Io | Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -109,6 +116,19 @@ impl From<StackError> for ApiError {
     }
 }
 
+impl From<LayerError> for ApiError {
+    fn from(error: LayerError) -> ApiError {
+        StackError::from(error).into()
+    }
+}
+
+impl From<RemoteError> for ApiError {
+    fn from(error: RemoteError) -> ApiError {
+        let code = code_of_remote(&error);
+        ApiError::new(code, error.to_string(), hint_of(code))
+    }
+}
+
 impl From<ConfigError> for ApiError {
     fn from(error: ConfigError) -> ApiError {
         let code = match io_cause(&error) {
@@ -127,14 +147,28 @@ fn hint_of(code: Code) -> &'static str {
         Code::Busy => "close the other user first, then try again",
         Code::StorageFull => "free some space, then try again; nothing was left behind",
         Code::Corrupt => "run `blockd fsck` on the named file",
+        Code::Denied => "give credentials for this registry, or log in to it with docker",
+        Code::Unavailable => "see that the registry can be reached, then try again",
         Code::Io => "see the message and the daemon's log",
         Code::Internal => "report this with the daemon's log",
+    }
+}
+
+fn code_of_remote(error: &RemoteError) -> Code {
+    match error {
+        RemoteError::Denied { .. } => Code::Denied,
+        RemoteError::Missing { .. } => Code::NotFound,
+        RemoteError::Unavailable { .. } => Code::Unavailable,
+        RemoteError::Wrong { .. } | RemoteError::Stub { .. } => Code::Corrupt,
     }
 }
 
 /// The code a failed stack operation gets.
 pub fn code_of(error: &StackError) -> Code {
     if let Some(cause) = io_cause(error) {
+        if let Some(remote) = RemoteError::of(cause) {
+            return code_of_remote(remote);
+        }
         return match cause.kind() {
             _ if is_storage_full(cause) => Code::StorageFull,
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => Code::InvalidInput,

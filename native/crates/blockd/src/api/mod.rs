@@ -8,6 +8,7 @@ mod body;
 pub mod error;
 pub mod models;
 mod outputs;
+mod remotes;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path as FilePath;
@@ -22,6 +23,7 @@ use axum::Router;
 use lsmt::format::parse_uuid;
 use lsmt::lowers::Lowers;
 use lsmt::{CommitOptions, Encoding};
+use remote::Remotes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -45,6 +47,7 @@ pub struct App {
     pub registry: Arc<Registry>,
     /// Device number of the mount, as `stat` reports it.
     pub mount_device: u64,
+    remotes: Option<Arc<Remotes>>,
     outputs: Outputs,
     stop: watch::Sender<bool>,
 }
@@ -53,11 +56,13 @@ impl App {
     /// `stop` is set to true when a caller asks the daemon to end.
     pub fn new(
         registry: Arc<Registry>,
+        remotes: Option<Arc<Remotes>>,
         mount: &FilePath,
         stop: watch::Sender<bool>,
     ) -> std::io::Result<App> {
         Ok(App {
             registry,
+            remotes,
             mount_device: std::fs::metadata(mount)?.dev(),
             outputs: Outputs::default(),
             stop,
@@ -82,6 +87,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/captures", post(capture_memory))
         .route("/v1/imports", post(import_image))
         .route("/v1/commits", post(commit_layers))
+        .route("/v1/remotes", get(remotes::list).post(remotes::add))
         .route("/v1/shutdown", post(shutdown))
         .fallback(|| async { no_route() })
         .method_not_allowed_fallback(|| async { no_route() })

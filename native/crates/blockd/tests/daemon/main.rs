@@ -10,6 +10,8 @@
 mod captures;
 mod lifecycle;
 mod offline;
+mod registry;
+mod remotes;
 mod rig;
 mod stacks;
 mod storage_full;

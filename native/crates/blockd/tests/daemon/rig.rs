@@ -60,6 +60,8 @@ impl Daemon {
             .arg(self.path("socket"))
             .arg("--mount")
             .arg(self.mount())
+            .arg("--remote-cache")
+            .arg(self.path("remote"))
             .stderr(log)
             .spawn()
             .unwrap();

@@ -164,6 +164,10 @@ impl Blob for ZFileBlob {
         }
         Ok(())
     }
+
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
+    }
 }
 
 /// A caller's buffer and the place of the content it stands for.

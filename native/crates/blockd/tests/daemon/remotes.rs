@@ -1,0 +1,174 @@
+//! Layers that stay in a registry.
+
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use serde_json::{json, Value};
+
+use crate::registry::Registry;
+use crate::rig::{blockd, content, Daemon};
+use crate::MIB;
+
+const SIZE: u64 = 16 * MIB;
+
+/// A layer as images have it, in a registry, and its content.
+fn published(daemon: &Daemon, seed: u32) -> (Registry, Vec<u8>) {
+    let raw = daemon.path(&format!("raw{seed}"));
+    let bytes = content(seed, SIZE as usize);
+    std::fs::write(&raw, &bytes).unwrap();
+    let plain = daemon.path(&format!("plain{seed}.lsmt"));
+    daemon.ok(
+        "POST",
+        "/v1/imports",
+        &json!({"source": raw, "output": plain}),
+    );
+    let packed = daemon.path(&format!("packed{seed}"));
+    let (packed_text, plain_text) = (packed.to_str().unwrap(), plain.to_str().unwrap());
+    let output = blockd(&[
+        "commit",
+        packed_text,
+        plain_text,
+        "--compression",
+        "lz4",
+        "--tar",
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    (Registry::start(std::fs::read(packed).unwrap()), bytes)
+}
+
+fn add(daemon: &Daemon, registry: &Registry, name: &str) -> PathBuf {
+    let stub = daemon.path(name);
+    let reply = daemon.ok("POST", "/v1/remotes", &registry.layer(&stub, Some("p")));
+    assert_eq!(reply["virtual_size_bytes"], SIZE);
+    stub
+}
+
+fn read(file: &std::fs::File, offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
+}
+
+#[test]
+fn a_stack_reads_what_it_needs_of_a_remote_layer() {
+    let daemon = Daemon::start();
+    let (registry, bytes) = published(&daemon, 1);
+    let stub = add(&daemon, &registry, "remote.lsmt");
+    assert!(std::fs::metadata(&stub).unwrap().len() < 1000);
+    let disk = daemon.disk("a", std::slice::from_ref(&stub), None);
+    for offset in [0, 5_000_000, 13_333_333, SIZE - 5000] {
+        assert_eq!(read(&disk, offset, 5000), bytes[offset as usize..][..5000]);
+    }
+    disk.write_all_at(b"mine", 5_000_001).unwrap();
+    let served = registry.served();
+    assert!(
+        served < registry.size_bytes / 10,
+        "{served} of {}",
+        registry.size_bytes
+    );
+    // A second stack, and one opened again, find it in the cache.
+    let again = daemon.disk("b", &[stub], None);
+    assert_eq!(read(&again, 5_000_000, 5000), bytes[5_000_000..][..5000]);
+    assert_eq!(registry.served(), served);
+    let figures = daemon.ok("GET", "/v1/remotes", &Value::Null);
+    assert!(figures["layers"][0]["fetched_bytes"].as_u64().unwrap() <= served);
+    assert_eq!(figures["layers"][0]["is_local"], false);
+    assert_eq!(figures["cache"]["damaged_blocks"], 0);
+}
+
+#[test]
+fn the_cache_outlives_the_daemon_and_the_login_does_not() {
+    let mut daemon = Daemon::start();
+    let (registry, bytes) = published(&daemon, 2);
+    let stub = add(&daemon, &registry, "remote.lsmt");
+    let disk = daemon.disk("a", std::slice::from_ref(&stub), None);
+    read(&disk, 5_000_000, 5000);
+    drop(disk);
+    daemon.kill();
+    daemon.spawn();
+    let served = registry.served();
+    let disk = daemon.disk("a", std::slice::from_ref(&stub), None);
+    assert_eq!(read(&disk, 5_000_000, 5000), bytes[5_000_000..][..5000]);
+    assert_eq!(registry.served(), served);
+    let mut unread = [0; 10];
+    assert!(disk.read_exact_at(&mut unread, 14_000_000).is_err());
+    // Given again, it is of use at once.
+    daemon.ok("POST", "/v1/remotes", &registry.layer(&stub, Some("p")));
+    assert_eq!(read(&disk, 14_000_000, 10), bytes[14_000_000..][..10]);
+}
+
+#[test]
+fn a_layer_that_cannot_be_read_is_refused_and_leaves_no_stub() {
+    let daemon = Daemon::start();
+    let (registry, _) = published(&daemon, 3);
+    let stub = daemon.path("remote.lsmt");
+    let add = |status: u16, change: &dyn Fn(&mut Value)| {
+        let mut body = registry.layer(&stub, Some("p"));
+        change(&mut body);
+        let code = daemon.fails(status, "POST", "/v1/remotes", &body);
+        assert!(!stub.exists(), "{code}");
+        code
+    };
+    assert_eq!(add(403, &|body| body["login"] = Value::Null), "denied");
+    assert_eq!(
+        add(400, &|body| body["digest"] = json!("sha256:12")),
+        "invalid_input"
+    );
+    assert_eq!(
+        add(400, &|body| body["size_bytes"] = json!(1_u64 << 60)),
+        "invalid_input"
+    );
+    assert_eq!(
+        add(400, &|body| body["blobs_url"] = json!("file:///x")),
+        "invalid_input"
+    );
+    assert_eq!(
+        add(400, &|body| body["output"] = json!("x")),
+        "invalid_input"
+    );
+    assert_eq!(
+        add(500, &|body| body["size_bytes"] =
+            json!(registry.size_bytes - 1)),
+        "corrupt"
+    );
+    let (other, _) = (Registry::start(content(9, 100_000)), ());
+    assert_eq!(
+        daemon.fails(500, "POST", "/v1/remotes", &other.layer(&stub, Some("p"))),
+        "corrupt"
+    );
+}
+
+#[test]
+fn a_registry_that_hangs_holds_up_only_what_needs_it() {
+    let daemon = Daemon::start();
+    let (registry, bytes) = published(&daemon, 4);
+    let stub = add(&daemon, &registry, "remote.lsmt");
+    let slow = daemon.disk("slow", &[stub], None);
+    let local = daemon.disk("local", &[daemon.path("plain4.lsmt")], None);
+    registry.is_stuck.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..20_u64)
+            .map(|number| {
+                let (slow, bytes) = (&slow, &bytes);
+                scope.spawn(move || {
+                    let offset = 6_000_000 + number * 500_000;
+                    assert_eq!(read(slow, offset, 4096), bytes[offset as usize..][..4096]);
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        let started = Instant::now();
+        assert_eq!(read(&local, 10_000_000, 4096), bytes[10_000_000..][..4096]);
+        assert!(
+            started.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            started.elapsed()
+        );
+        registry.is_stuck.store(false, Ordering::SeqCst);
+        readers
+            .into_iter()
+            .for_each(|reader| reader.join().unwrap());
+    });
+}
