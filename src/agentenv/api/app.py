@@ -18,6 +18,7 @@ from agentenv.api.idempotency import IdempotencyCache
 from agentenv.api.middleware import RawPath, RequestLog
 from agentenv.api.routes import (
     builds,
+    checkpoints,
     health,
     images,
     lifecycle,
@@ -62,6 +63,7 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
         lifecycle,
         logs,
         snapshots,
+        checkpoints,
         templates,
         teams,
         volumes,

@@ -23,7 +23,7 @@ MAX_ENTRIES = 10_000  # about 10 MB of replies
 MISMATCH_STATUS = 422
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
 
-Reply = dict[str, object]
+Reply = dict[str, object] | list[dict[str, object]]
 Recall = Callable[[], Awaitable[tuple[str, Reply] | None]]
 
 

@@ -85,6 +85,7 @@ class CreateBody(Body, extra="allow"):
     mcp: dict[str, Any] | None = None  # the client starts the gateway itself; there is nothing to do here
     iam: IamBody = IamBody()
     volume_mounts: list[VolumeMountBody] = Field(default_factory=list, alias="volumeMounts")
+    count: int | None = Field(None, ge=1, le=100)  # an extension: so many in one call, each with an outcome of its own
 
 
 class CreateBodyV1(CreateBody):
@@ -179,6 +180,19 @@ class SnapshotBody(Body):
 
     name: str | None = None
     memory: bool = True
+
+
+class CheckpointBody(Body):
+    """`POST /sandboxes/{id}/checkpoints`."""
+
+    name: str | None = None
+    memory: bool = True
+
+
+class RollbackBody(Body):
+    """`POST /sandboxes/{id}/rollback`: a checkpoint's id or name; none is the one that the sandbox's state descends from."""
+
+    checkpoint_id: str | None = Field(None, alias="checkpointID")
 
 
 class AssignTagsBody(Body):

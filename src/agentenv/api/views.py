@@ -11,7 +11,7 @@ from agentenv.api.errors import error_body
 from agentenv.core.builds import BuildJob
 from agentenv.core.clock import rfc3339
 from agentenv.core.lifecycle import VISIBLE, State
-from agentenv.core.model import Build, ForkOutcome, LogEntry, Machine, MetricSample, Sandbox, Secret, Tag, Template, Volume
+from agentenv.core.model import Build, Checkpoint, LogEntry, Machine, MetricSample, Sandbox, Secret, StartOutcome, Tag, Template, Volume
 from agentenv.core.network import EgressProxy, HeaderRule
 from agentenv.core.references import NAMESPACE
 from agentenv.core.templates import snapshot_name
@@ -111,6 +111,18 @@ class TemplateView(MachineView):
     buildCount: int
     envdVersion: str
     buildStatus: str
+
+
+class CheckpointView(TypedDict):
+    """A checkpoint of a sandbox (an extension)."""
+
+    checkpointID: str
+    sandboxID: str
+    name: str | None
+    parentID: str | None
+    memory: bool
+    current: bool
+    createdAt: str
 
 
 class SnapshotView(TypedDict):
@@ -323,12 +335,25 @@ def _said(**fields: object) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def fork_view(outcome: ForkOutcome, domain: str) -> dict[str, object]:
-    """One child of a fork: `{"sandbox": ...}` or `{"error": {"code", "message"}}`."""
+def outcome_view(outcome: StartOutcome, domain: str) -> dict[str, object]:
+    """One child of a fork, or one of many created at once: `{"sandbox": ...}` or `{"error": {"code", "message"}}`."""
     if outcome.sandbox is not None:
         return {"sandbox": sandbox_view(outcome.sandbox, domain)}
     body = error_body(outcome.error_status, outcome.error_message, "")
     return {"error": {"code": body["code"], "message": body["message"]}}
+
+
+def checkpoint_view(checkpoint: Checkpoint, is_current: bool) -> CheckpointView:
+    """A checkpoint. The current one is the newest that the sandbox's present state descends from."""
+    return {
+        "checkpointID": checkpoint.checkpoint_id,
+        "sandboxID": checkpoint.sandbox_id,
+        "name": checkpoint.name or None,
+        "parentID": checkpoint.parent_id or None,
+        "memory": checkpoint.has_memory,
+        "current": is_current,
+        "createdAt": rfc3339(checkpoint.created_at_ms),
+    }
 
 
 def template_view(template: Template) -> TemplateView:

@@ -126,6 +126,24 @@ class Api:
         body = {} if name is None else {"name": name}
         return dict(self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/snapshots", body, deadline_s=CHANGE_DEADLINE_S)[0])
 
+    def create_checkpoint(self, sandbox_id: str, name: str | None, memory: bool) -> dict[str, Any]:
+        """Keep a sandbox as it is now, for itself to go back to."""
+        body = {"memory": memory} | ({} if name is None else {"name": name})
+        return dict(self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/checkpoints", body, deadline_s=CHANGE_DEADLINE_S)[0])
+
+    def checkpoints(self, sandbox_id: str) -> list[dict[str, Any]]:
+        """The checkpoints of a sandbox, oldest first."""
+        return list(self._call("GET", f"/sandboxes/{_segment(sandbox_id)}/checkpoints")[0])
+
+    def delete_checkpoint(self, sandbox_id: str, checkpoint: str) -> None:
+        """Forget one, by id or name."""
+        self._call("DELETE", f"/sandboxes/{_segment(sandbox_id)}/checkpoints/{_segment(checkpoint)}")
+
+    def rollback(self, sandbox_id: str, checkpoint: str | None) -> None:
+        """Go back to a checkpoint; None is the newest that its state descends from."""
+        body = {} if checkpoint is None else {"checkpointID": checkpoint}
+        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/rollback", body, deadline_s=CHANGE_DEADLINE_S)
+
     def snapshots(self, sandbox_id: str | None = None, name: str | None = None) -> Iterator[dict[str, Any]]:
         """Snapshots, fetched page by page."""
         query = {"limit": str(PAGE_SIZE)} | {key: value for key, value in (("sandboxID", sandbox_id), ("name", name)) if value}

@@ -220,6 +220,7 @@ class LimitsConfig(_Section):
     disk_reserve_mb: int = Field(256, ge=0, description="Free space a pause or create must leave on the node's disk, MiB.")
     templates: int = Field(10000, ge=1, le=100000, description="Most templates, snapshots of sandboxes included.")
     layers_in_chain: int = Field(32, ge=4, le=200, description="Layers of memory or disk a paused sandbox may have before they are merged.")
+    checkpoints_of_sandbox: int = Field(100, ge=1, le=10000, description="Most checkpoints that one sandbox may have.")
     builds_at_once: int = Field(2, ge=1, le=64, description="Template builds that run at the same time; others wait their turn.")
     build_minutes: int = Field(60, ge=1, le=1440, description="Longest template build, minutes.")
     build_steps_cached: int = Field(

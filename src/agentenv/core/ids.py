@@ -14,6 +14,7 @@ import uuid
 SANDBOX_ID = re.compile(r"^[a-z0-9]{1,64}$")
 TEMPLATE_NAME = re.compile(r"^[a-z0-9-_]+$")
 TAG = re.compile(r"^[a-z0-9-_.]+$")
+CHECKPOINT_ID = re.compile(r"^c[a-z0-9]{20}$")
 SECRET_ID_PREFIX = "sec_"
 _ALPHABET = string.ascii_lowercase + string.digits
 
@@ -35,6 +36,11 @@ def new_template_id() -> str:
 def new_snapshot_id() -> str:
     """A new snapshot id: `s` + 20 lowercase alphanumerics."""
     return "s" + _random_word(20)
+
+
+def new_checkpoint_id() -> str:
+    """A new checkpoint id: `c` + 20 lowercase alphanumerics; no checkpoint's name has that form."""
+    return "c" + _random_word(20)
 
 
 def new_volume_id() -> str:

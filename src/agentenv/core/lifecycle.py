@@ -20,6 +20,7 @@ class State(StrEnum):
     RESUMING = "resuming"
     FORKING = "forking"
     SNAPSHOTTING = "snapshotting"
+    ROLLING_BACK = "rolling back"
     KILLING = "killing"
     KILLED = "killed"
 
@@ -40,6 +41,10 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.RUNNING, State.SNAPSHOTTING): "snapshot",
     (State.SNAPSHOTTING, State.RUNNING): "snapshot",
     (State.SNAPSHOTTING, State.KILLING): "delete",
+    (State.RUNNING, State.ROLLING_BACK): "rollback",
+    (State.ROLLING_BACK, State.RUNNING): "rollback",  # also when the restore failed: then it goes on as it was
+    (State.ROLLING_BACK, State.PAUSED): "rollback",  # the server stopped half-way: it rests at the checkpoint
+    (State.ROLLING_BACK, State.KILLING): "delete",
     (State.RUNNING, State.KILLING): "delete",
     (State.PAUSED, State.KILLING): "delete",
     (State.RESUMING, State.KILLING): "delete",
@@ -55,6 +60,7 @@ VISIBLE = {
     State.PAUSING: "paused",
     State.PAUSED: "paused",
     State.RESUMING: "running",
+    State.ROLLING_BACK: "running",
 }
 
 

@@ -64,6 +64,22 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An instant that a sandbox can be rolled back to. `parent_id` is the one it descends from; empty: from its start.
+
+    It lives as long as its sandbox. `name` is unique among the sandbox's, or empty.
+    """
+
+    checkpoint_id: str
+    sandbox_id: str
+    snapshot_id: str
+    name: str
+    parent_id: str
+    has_memory: bool
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """What a template keeps running: part of its memory, and to be started again in a guest that boots, and in templates made from it."""
 
@@ -241,6 +257,7 @@ class Sandbox:
     purpose: Purpose = "sandbox"
     default_user: str = "user"
     default_workdir: str = "/home/user"
+    checkpoint_id: str = ""  # the newest checkpoint that its present state descends from
 
     @property
     def egress(self) -> Egress:
@@ -300,8 +317,8 @@ def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms
 
 
 @dataclass(frozen=True, slots=True)
-class ForkOutcome:
-    """One child of a fork: a sandbox, or the error that this child alone met."""
+class StartOutcome:
+    """One of several sandboxes that were asked for in one call: it, or the error that it alone met."""
 
     sandbox: Sandbox | None = None
     error_status: int = 0

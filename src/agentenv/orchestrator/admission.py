@@ -11,7 +11,7 @@ from agentenv.host.files import require_free
 from agentenv.orchestrator.parts import Parts
 
 #: States that hold, or are about to hold, a VM.
-_HOLDING = SERVING | CAPTURING | {State.CREATING, State.RESUMING}
+_HOLDING = SERVING | CAPTURING | {State.CREATING, State.RESUMING, State.ROLLING_BACK}
 
 
 def available_memory_mb() -> int:
@@ -23,10 +23,7 @@ def available_memory_mb() -> int:
 
 
 def admit(parts: Parts, machine: Machine) -> None:
-    """LimitReached or StorageFull, with the figure, unless the node can take one more VM.
-
-    Memory asked of the host is a quarter of the guests' size: clean pages are shared, and an idle guest diverges little.
-    """
+    """LimitReached or StorageFull, with the figure, unless the node can take one more VM."""
     limits = parts.config.limits
     running = sum(1 for sandbox in parts.store.sandboxes() if sandbox.state in _HOLDING)
     if running >= limits.sandboxes_running:
@@ -34,8 +31,16 @@ def admit(parts: Parts, machine: Machine) -> None:
             f"{running} sandboxes run here, the node's limit is {limits.sandboxes_running}",
             "kill or pause some, or raise limits.sandboxes_running",
         )
-    needed_mb = limits.memory_reserve_mb + machine.memory_mb // 4
+    admit_memory(parts, machine)
+    require_free(parts.paths.home, limits.disk_reserve_mb << 20, "another sandbox")
+
+
+def admit_memory(parts: Parts, machine: Machine) -> None:
+    """LimitReached, with the figure, unless the host has memory for one more VM.
+
+    Memory asked of the host is a quarter of the guests' size: clean pages are shared, and an idle guest diverges little.
+    """
+    needed_mb = parts.config.limits.memory_reserve_mb + machine.memory_mb // 4
     available_mb = available_memory_mb()
     if available_mb < needed_mb:
         raise LimitReached(f"the host has {available_mb} MiB of memory left, {needed_mb} MiB are needed", "kill or pause sandboxes")
-    require_free(parts.paths.home, limits.disk_reserve_mb << 20, "another sandbox")

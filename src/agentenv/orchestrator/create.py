@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
-from agentenv.core.model import CreateRequest, Creation, Sandbox, new_sandbox
+from agentenv.core.model import CreateRequest, Creation, Sandbox, StartOutcome, new_sandbox
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.collect import make_room
@@ -38,6 +40,21 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     except AgentEnvError as error:  # a figure for people: no reason to fail a create that worked
         _log.warning("the spawn count of template %s could not be written: %s", template.name, error)
     return created
+
+
+async def create_many(parts: Parts, requests: Sequence[CreateRequest]) -> list[StartOutcome]:
+    """Start several at once. An error that concerns all (no such template, no room for even one) fails the call; others are outcomes."""
+    for request in requests:
+        _, build = resolve(parts.store, request.template)
+        admit(parts, build.machine)
+    return list(await asyncio.gather(*(_outcome(parts, request) for request in requests)))
+
+
+async def _outcome(parts: Parts, request: CreateRequest) -> StartOutcome:
+    try:
+        return StartOutcome(await create(parts, request))
+    except AgentEnvError as error:
+        return StartOutcome(None, error.status, str(error))
 
 
 async def launch(

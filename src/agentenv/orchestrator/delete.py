@@ -42,6 +42,8 @@ async def end(parts: Parts, sandbox: Sandbox, reason: str) -> None:
     parts.shared.gone(sandbox_id)
     if record is not None:
         await stop(parts, sandbox_id, record, parts.shared.let_go(sandbox_id))
+    if (former := parts.shared.formers.pop(sandbox_id, None)) is not None:
+        await stop(parts, sandbox_id, *former)
     await parts.store.transition(sandbox_id, State.KILLING, State.KILLED, snapshot_id=None)
     await note(parts, sandbox_id, "ended", reason=reason)
     sweep_soon(parts)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.ids import new_sandbox_id, new_token
 from agentenv.core.lifecycle import State
-from agentenv.core.model import ForkOutcome, Sandbox
+from agentenv.core.model import Sandbox, StartOutcome
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.create import launch
@@ -22,7 +22,7 @@ from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import sweep_soon
 
 
-async def fork(parts: Parts, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
+async def fork(parts: Parts, sandbox_id: str, count: int, timeout_s: int) -> list[StartOutcome]:
     """`count` children. An error that concerns the source or the node fails the call; one child's own error is its outcome."""
 
     def check(source: Sandbox) -> None:
@@ -36,7 +36,7 @@ async def fork(parts: Parts, sandbox_id: str, count: int, timeout_s: int) -> lis
     return list(outcomes)
 
 
-async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int) -> ForkOutcome:
+async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int) -> StartOutcome:
     now_ms = parts.clock.now_ms()
     child = replace(
         source,
@@ -51,10 +51,11 @@ async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int
         vm=None,
         pause_mode="full",
         creation=None,
+        checkpoint_id="",
         reason="",
     )
     try:
         admit(parts, child.machine)
-        return ForkOutcome(await launch(parts, child))
+        return StartOutcome(await launch(parts, child))
     except AgentEnvError as error:
-        return ForkOutcome(None, error.status, str(error))
+        return StartOutcome(None, error.status, str(error))

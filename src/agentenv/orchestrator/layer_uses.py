@@ -15,7 +15,7 @@ from agentenv.orchestrator.parts import Parts
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """One layer. Each user is `<kind> <name>`: image, template, sandbox, build step; none: the next sweep takes it."""
+    """One layer. Each user is `<kind> <name>`, of an image, template, sandbox, checkpoint or build step; without one the next sweep takes it."""
 
     layer_id: str
     size_bytes: int
@@ -47,6 +47,8 @@ def _named(parts: Parts) -> Iterator[tuple[str, Iterable[str]]]:
         yield f"sandbox {sandbox.sandbox_id}", snapshots.get(sandbox.snapshot_id or "", ())
         if (vm := sandbox.vm) is not None:
             yield f"sandbox {sandbox.sandbox_id}", (*vm.memory_layers, *vm.disk_layers, *vm.held_layers, vm.upper_layer)
+    for kept in store.checkpoints.all():
+        yield f"checkpoint of {kept.sandbox_id}", snapshots.get(kept.snapshot_id, ())
     for step in store.cached_steps.all():
         yield f"build step {step.key[:12]}", snapshots.get(step.snapshot_id, ())
 

@@ -19,7 +19,7 @@ from agentenv.config.schema import Config
 from agentenv.core.cleanup import Cleanup
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError
-from agentenv.core.model import LogEntry, VmIdentity
+from agentenv.core.model import LogEntry, RunningVm, VmIdentity
 from agentenv.core.paths import NodePaths
 from agentenv.core.storage import DiskUse
 from agentenv.guest.client import GuestClient
@@ -72,6 +72,7 @@ class Shared:
 
     starts_at_once: int
     vms: dict[str, Vm] = field(default_factory=dict)  # by sandbox id
+    formers: dict[str, tuple[RunningVm, Vm]] = field(default_factory=dict)  # by sandbox id: a rollback stopped it, and it may go on
     expiry_changed: asyncio.Event = field(default_factory=asyncio.Event)
     gone_listeners: list[Callable[[str], None]] = field(default_factory=list)
     watchers: set[asyncio.Task[None]] = field(default_factory=set)

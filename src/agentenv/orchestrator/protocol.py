@@ -11,8 +11,8 @@ from typing import Protocol
 from agentenv.core.images import Image
 from agentenv.core.model import (
     Build,
+    Checkpoint,
     CreateRequest,
-    ForkOutcome,
     LogEntry,
     LogQuery,
     MetricSample,
@@ -20,6 +20,7 @@ from agentenv.core.model import (
     Page,
     Sandbox,
     SandboxFilter,
+    StartOutcome,
     Template,
 )
 from agentenv.core.network import NetworkSettings
@@ -91,6 +92,10 @@ class Orchestrator(Protocol):
         """The sandbox of an earlier `create` with that `creation.key`, alive or not, as long as it is remembered (an hour at most)."""
         ...
 
+    async def create_many(self, requests: Sequence[CreateRequest]) -> list[StartOutcome]:
+        """Start several at once, each with its own outcome, in the order of the requests. NotFound, LimitReached when none can start."""
+        ...
+
     async def get(self, sandbox_id: str) -> Sandbox:
         """NotFound when it does not exist or is being killed."""
         ...
@@ -129,8 +134,30 @@ class Orchestrator(Protocol):
         """The oldest form: Conflict when it runs already. May give it a new policy at its timeout."""
         ...
 
-    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
+    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[StartOutcome]:
         """`count` copies that go on from this instant; the source runs on (or stays paused). Each child has its own outcome."""
+        ...
+
+    async def checkpoint(self, sandbox_id: str, name: str, memory: bool = True) -> Checkpoint:
+        """Keep this instant of a running or paused sandbox, for itself to go back to. `name` may be empty.
+
+        InvalidInput, Conflict (the name is taken), LimitReached.
+        """
+        ...
+
+    async def checkpoints(self, sandbox_id: str) -> list[Checkpoint]:
+        """The checkpoints of a sandbox, oldest first. NotFound."""
+        ...
+
+    async def remove_checkpoint(self, sandbox_id: str, reference: str) -> None:
+        """Forget the checkpoint of that id or name; its children become its parent's. NotFound."""
+        ...
+
+    async def rollback(self, sandbox_id: str, reference: str = "") -> Sandbox:
+        """Make it what it was at a checkpoint (empty: at the one it descends from). A paused one stays paused.
+
+        InvalidInput when it has none, NotFound. As before after any failure.
+        """
         ...
 
     async def snapshot(self, sandbox_id: str, name: str | None, memory: bool = True) -> tuple[Template, str]:

@@ -15,6 +15,7 @@ from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.pause import run_on
 from agentenv.orchestrator.resume import back_to_paused
+from agentenv.orchestrator.rollback import undo
 
 _log = logging.getLogger(__name__)
 _RESTING = (State.RUNNING, State.PAUSED, State.KILLED)
@@ -45,6 +46,8 @@ async def settle(parts: Parts, sandbox_id: str, why: str) -> None:
         return
     if sandbox.state is State.RESUMING:
         await back_to_paused(parts, sandbox_id)
+    elif sandbox.state is State.ROLLING_BACK:
+        await undo(parts, sandbox_id, why)
     elif sandbox.state in CAPTURING and sandbox.vm is not None:
         await run_on(parts, sandbox_id, sandbox.vm, why)
     else:

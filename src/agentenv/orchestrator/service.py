@@ -10,8 +10,8 @@ from agentenv.core.errors import Conflict, InvalidInput
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import (
     Build,
+    Checkpoint,
     CreateRequest,
-    ForkOutcome,
     LogEntry,
     LogQuery,
     MetricSample,
@@ -19,11 +19,27 @@ from agentenv.core.model import (
     Page,
     Sandbox,
     SandboxFilter,
+    StartOutcome,
     Template,
 )
 from agentenv.core.network import NetworkSettings
 from agentenv.core.storage import Collection
-from agentenv.orchestrator import collect, create, delete, evict, fork, heal, network, pause, resume, sample, snapshot, templates
+from agentenv.orchestrator import (
+    checkpoint,
+    collect,
+    create,
+    delete,
+    evict,
+    fork,
+    heal,
+    network,
+    pause,
+    resume,
+    rollback,
+    sample,
+    snapshot,
+    templates,
+)
 from agentenv.orchestrator.images import Images
 from agentenv.orchestrator.layer_uses import LayerUse, layer_uses
 from agentenv.orchestrator.parts import Parts
@@ -84,7 +100,7 @@ class Orchestrator:
         await self._parts.shared.settle()
         for watcher in list(self._parts.shared.watchers):
             watcher.cancel()
-        for vm in self._parts.shared.vms.values():
+        for vm in (*self._parts.shared.vms.values(), *(vm for _, vm in self._parts.shared.formers.values())):
             await vm.close()
 
     def on_gone(self, listener: Callable[[str], None]) -> None:
@@ -94,6 +110,10 @@ class Orchestrator:
     async def create(self, request: CreateRequest) -> Sandbox:
         """Start a sandbox from a template."""
         return await self._whole(create.create(self._parts, request), "create")
+
+    async def create_many(self, requests: Sequence[CreateRequest]) -> list[StartOutcome]:
+        """Start several at once."""
+        return await self._whole(create.create_many(self._parts, requests), "create")
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """A sandbox that is not ended."""
@@ -191,9 +211,26 @@ class Orchestrator:
         """Bring a paused sandbox back."""
         return await self._whole(resume.resume(self._parts, sandbox_id, timeout_s, memory, on_timeout), "resume")
 
-    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
+    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[StartOutcome]:
         """Children that go on from this instant."""
         return await self._whole(fork.fork(self._parts, sandbox_id, count, timeout_s), "fork")
+
+    async def checkpoint(self, sandbox_id: str, name: str, memory: bool = True) -> Checkpoint:
+        """Keep this instant for the sandbox itself."""
+        return await self._whole(checkpoint.checkpoint(self._parts, sandbox_id, name, memory), "checkpoint")
+
+    async def checkpoints(self, sandbox_id: str) -> list[Checkpoint]:
+        """Those it has, oldest first."""
+        self.peek(sandbox_id)
+        return checkpoint.of_sandbox(self._parts, sandbox_id)
+
+    async def remove_checkpoint(self, sandbox_id: str, reference: str) -> None:
+        """Forget one."""
+        await self._whole(checkpoint.remove(self._parts, sandbox_id, reference), "remove checkpoint")
+
+    async def rollback(self, sandbox_id: str, reference: str = "") -> Sandbox:
+        """Back to a checkpoint."""
+        return await self._whole(rollback.rollback(self._parts, sandbox_id, reference), "rollback")
 
     async def snapshot(self, sandbox_id: str, name: str | None, memory: bool = True) -> tuple[Template, str]:
         """Keep this instant as a build of a template."""

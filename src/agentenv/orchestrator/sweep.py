@@ -44,6 +44,7 @@ async def sweep(parts: Parts) -> int:
 
 
 async def _forget_snapshots(parts: Parts) -> None:
+    await _forget_checkpoints(parts)
     on_disk = await asyncio.to_thread(capture.snapshot_ids, parts.paths)
     recorded = {snapshot.snapshot_id for snapshot in parts.store.snapshots()}
     cached = {step.snapshot_id for step in parts.store.cached_steps.all()}
@@ -52,11 +53,21 @@ async def _forget_snapshots(parts: Parts) -> None:
         await asyncio.to_thread(capture.remove, parts.paths, snapshot_id)
 
 
+async def _forget_checkpoints(parts: Parts) -> None:
+    """Those of sandboxes that have ended."""
+    alive = {s.sandbox_id for s in parts.store.sandboxes() if s.state is not State.KILLED}
+    for checkpoint in parts.store.checkpoints.all():
+        if checkpoint.sandbox_id not in alive:
+            await parts.store.checkpoints.remove(checkpoint.checkpoint_id)
+
+
 def wanted_snapshots(parts: Parts) -> set[str]:
     """The snapshots that sandboxes, templates and verbs under way need; those of cached build steps alone are not among them."""
     named = {s.snapshot_id for s in parts.store.sandboxes() if s.state is not State.KILLED and s.snapshot_id is not None}
     images = (image.snapshot_id for image in parts.store.images.all())
-    return {*parts.shared.snapshots_in_use, *named, *images, *(build.snapshot_id for build in all_builds(parts.store))}
+    kept = (checkpoint.snapshot_id for checkpoint in parts.store.checkpoints.all())
+    builds = (build.snapshot_id for build in all_builds(parts.store))
+    return {*parts.shared.snapshots_in_use, *named, *images, *kept, *builds}
 
 
 async def served(parts: Parts) -> set[str]:

@@ -20,7 +20,7 @@ from agentenv.proxy.routes import ENVD_PORT, CloseSignal, RequestInfo, Route, Sa
 from agentenv.proxy.signed_urls import SIGNED_CANDIDATES_MAX, SignedFile, signer_of
 
 _MIN_WOKEN_S = 300  # contract section 2.4: an auto-resumed sandbox lives at least this long
-_WAITED_FOR = (State.RESUMING, State.CREATING)  # about to run by somebody's request: those who may come in wait for it
+_WAITED_FOR = (State.RESUMING, State.CREATING, State.ROLLING_BACK)  # about to run by somebody's request: those who may come in wait for it
 
 
 class SandboxRoutes:

@@ -62,8 +62,9 @@ CREATE TABLE cached_steps (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
 """
 
 _IMAGES = "CREATE TABLE images (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;"
+_CHECKPOINTS = "CREATE TABLE checkpoints (id TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;"
 
-STEPS: tuple[Step, ...] = (_FIRST, _VOLUMES_AND_SECRETS, _templates_with_builds, _TEMPLATE_BUILDS, _IMAGES)
+STEPS: tuple[Step, ...] = (_FIRST, _VOLUMES_AND_SECRETS, _templates_with_builds, _TEMPLATE_BUILDS, _IMAGES, _CHECKPOINTS)
 VERSION = len(STEPS)
 
 

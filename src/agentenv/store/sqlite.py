@@ -28,7 +28,7 @@ from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.images import Image
 from agentenv.core.lifecycle import State, is_allowed
-from agentenv.core.model import LogEntry, LogQuery, Sandbox, Secret, Snapshot, Template, Volume
+from agentenv.core.model import Checkpoint, LogEntry, LogQuery, Sandbox, Secret, Snapshot, Template, Volume
 from agentenv.core.tasks import wait_done
 from agentenv.store import schema
 from agentenv.store.shelf import TableShelf
@@ -59,6 +59,7 @@ class Store:
         self.builds = TableShelf("builds", BuildJob, "build_id", self._execute)
         self.cached_steps = TableShelf("cached_steps", CachedStep, "key", self._execute)
         self.images = TableShelf("images", Image, "digest", self._execute)
+        self.checkpoints = TableShelf("checkpoints", Checkpoint, "checkpoint_id", self._execute)
         self._rows: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # one writer per sandbox
 
     async def open(self) -> None:
@@ -295,6 +296,7 @@ class Store:
             self.builds.load(self._db)
             self.cached_steps.load(self._db)
             self.images.load(self._db)
+            self.checkpoints.load(self._db)
         except (sqlite3.DatabaseError, ValueError) as error:
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:  # an upgrade needs a little room
                 raise self._refused(error) from error

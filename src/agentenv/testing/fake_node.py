@@ -234,6 +234,8 @@ class FakeNode:
         found = [*self.devices.violations, *self.network.violations, *self.processes.violations]
         for row in self.parts.store.sandboxes():
             found += [f"{row.sandbox_id} ({row.state}): {problem}" for problem in self._row_problems(row)]
+        for kept in self.parts.store.checkpoints.all():
+            found += [f"checkpoint {kept.checkpoint_id}: {problem}" for problem in self._snapshot_problems(kept.snapshot_id)]
         for build in all_builds(self.parts.store):
             found += [f"build {build.build_id}: {problem}" for problem in self._snapshot_problems(build.snapshot_id)]
         for step in self.parts.store.cached_steps.all():
@@ -302,6 +304,7 @@ class FakeNode:
         hot = {memory_stack_id(store.snapshot(snapshot_id).memory_layers) for snapshot_id in hot_snapshot_ids(store)}
         wanted = {r.snapshot_id for r in store.sandboxes() if r.snapshot_id} | {build.snapshot_id for build in all_builds(store)}
         wanted |= {step.snapshot_id for step in store.cached_steps.all()} | {image.snapshot_id for image in store.images.all()}
+        wanted |= {kept.snapshot_id for kept in store.checkpoints.all()}
         disks = {layer for s in store.snapshots() for layer in (*s.memory_layers, *s.disk_layers)}
         disks |= {layer for image in store.images.all() for layer in image.layer_ids}
         disks |= {path.name.split(".")[0] for vm in vms for path in self._files(vm)}
@@ -325,6 +328,10 @@ class FakeNode:
             "announced layers": self.parts.layers._announced,
             "unfreed": shared.unfreed,
             "expiring": shared.expiring,
+            "VMs that a rollback has stopped": shared.formers,
+            "checkpoints of sandboxes that have ended": [
+                c for c in store.checkpoints.all() if self.row(c.sandbox_id).state is State.KILLED
+            ],
             "connections to guests that are gone": [reader for reader in self.guest.connected if reader.is_orphan()],
         }
         return found + [f"{what} left: {left}" for what, left in kept.items() if left]

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentenv.config.schema import LimitsConfig
+from agentenv.core import checkpoints as tree
 from agentenv.core import ids, templates
 from agentenv.core.builds import BuildJob, CachedStep
 from agentenv.core.clock import Clock, SystemClock, rfc3339
@@ -25,8 +26,8 @@ from agentenv.core.errors import AgentEnvError, Conflict, GuestUnresponsive, Int
 from agentenv.core.lifecycle import CAPTURING, SERVING, VISIBLE, State, is_allowed
 from agentenv.core.model import (
     Build,
+    Checkpoint,
     CreateRequest,
-    ForkOutcome,
     LogEntry,
     LogQuery,
     Machine,
@@ -35,6 +36,7 @@ from agentenv.core.model import (
     Page,
     Sandbox,
     SandboxFilter,
+    StartOutcome,
     Template,
     new_sandbox,
 )
@@ -52,7 +54,7 @@ from agentenv.volume import mounts
 from agentenv.volume.registry import Volumes
 
 _GONE = frozenset({State.KILLING, State.KILLED})
-_HOLDS_ROOM = SERVING | CAPTURING | {State.CREATING, State.RESUMING}
+_HOLDS_ROOM = SERVING | CAPTURING | {State.CREATING, State.RESUMING, State.ROLLING_BACK}
 
 
 class ManualClock:
@@ -137,6 +139,7 @@ class FakeOrchestrator:
         self.hung: set[str] = set()  # sandboxes whose guest does not answer
         self._sandboxes: dict[str, Sandbox] = {}
         self._book = TemplateBook(templates if templates is not None else [make_template()], self._sandboxes)
+        self._checkpoints: defaultdict[str, dict[str, Checkpoint]] = defaultdict(dict)  # by sandbox, then by id
         self._logs: defaultdict[str, list[LogEntry]] = defaultdict(list)
         self._metrics: defaultdict[str, list[MetricSample]] = defaultdict(list)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -206,6 +209,19 @@ class FakeOrchestrator:
         self._book.count_spawn(template.template_id, self.clock.now_ms())
         self._change(sandbox.sandbox_id, creation=request.creation)
         return self._run(sandbox.sandbox_id, now_ms=self.clock.now_ms(), timeout_s=request.timeout_s, started=True)
+
+    async def create_many(self, requests: Sequence[CreateRequest]) -> list[StartOutcome]:
+        """One after the other."""
+        for request in requests:
+            administration.resolve(self._book, request.template)
+        self._check_room()
+        return [await self._outcome(request) for request in requests]
+
+    async def _outcome(self, request: CreateRequest) -> StartOutcome:
+        try:
+            return StartOutcome(await self.create(request))
+        except AgentEnvError as error:
+            return StartOutcome(None, error.status, str(error))
 
     async def created_by(self, key: str) -> Sandbox | None:
         """The newest sandbox of a creation with that key, for an hour."""
@@ -278,7 +294,7 @@ class FakeOrchestrator:
             await self._resume(sandbox_id, timeout_s, memory)
             return self._change(sandbox_id, **({} if on_timeout is None else {"on_timeout": on_timeout}))
 
-    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[ForkOutcome]:
+    async def fork(self, sandbox_id: str, count: int, timeout_s: int) -> list[StartOutcome]:
         """`count` copies; the source runs on, or stays paused."""
         async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as sandbox:
             was_running = sandbox.state is State.RUNNING
@@ -310,6 +326,48 @@ class FakeOrchestrator:
         build = Build(ids.new_build_id(), snapshot_id, source.machine, source.envd_version, now_ms, dict(source.env_vars), sandbox_id)
         template = await self._book.change_templates(lambda present: templates.with_snapshot(present, build, wanted, now_ms))
         return template, (wanted and wanted.tag) or DEFAULT_TAG
+
+    async def checkpoint(self, sandbox_id: str, name: str, memory: bool = True) -> Checkpoint:
+        """Keep this instant; the sandbox runs on, or stays paused."""
+        async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as sandbox:
+            present = self._checkpoints[sandbox_id]
+            tree.check_name(present.values(), name)
+            await self._work("checkpoint")
+            now_ms = self.clock.now_ms()
+            kept = Checkpoint(ids.new_checkpoint_id(), sandbox_id, ids.new_snapshot_id(), name, sandbox.checkpoint_id, memory, now_ms)
+            present[kept.checkpoint_id] = kept
+            self._change(sandbox_id, checkpoint_id=kept.checkpoint_id)
+            return kept
+
+    async def checkpoints(self, sandbox_id: str) -> list[Checkpoint]:
+        """Oldest first."""
+        self._alive(sandbox_id)
+        return list(self._checkpoints[sandbox_id].values())
+
+    async def remove_checkpoint(self, sandbox_id: str, reference: str) -> None:
+        """Its children become its parent's."""
+        async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as sandbox:
+            present = self._checkpoints[sandbox_id]
+            gone = tree.named(present.values(), sandbox_id, reference)
+            present.update({child.checkpoint_id: child for child in tree.orphans(present.values(), gone)})
+            del present[gone.checkpoint_id]
+            if sandbox.checkpoint_id == gone.checkpoint_id:
+                self._change(sandbox_id, checkpoint_id=gone.parent_id)
+
+    async def rollback(self, sandbox_id: str, reference: str = "") -> Sandbox:
+        """Back to a checkpoint, running or paused as before."""
+        async with self._locked(sandbox_id, State.RUNNING, State.PAUSED) as sandbox:
+            target = tree.target(self._checkpoints[sandbox_id].values(), sandbox, reference)
+            was_running = sandbox.state is State.RUNNING
+            if was_running:
+                self._move(sandbox_id, State.ROLLING_BACK)
+            try:
+                await self._work("rollback")
+                self._alive(sandbox_id)
+            finally:
+                if was_running and self._sandboxes[sandbox_id].state not in _GONE:
+                    self._move(sandbox_id, State.RUNNING)
+            return self._change(sandbox_id, checkpoint_id=target.checkpoint_id)
 
     async def set_network(self, sandbox_id: str, wanted: NetworkSettings, allow_internet_access: bool | None) -> None:
         """Replace what can change while it runs."""
@@ -417,7 +475,7 @@ class FakeOrchestrator:
         self._alive(sandbox_id)
         return self._run(sandbox_id, now_ms=self.clock.now_ms(), timeout_s=timeout_s)
 
-    async def _fork_child(self, source: Sandbox, timeout_s: int) -> ForkOutcome:
+    async def _fork_child(self, source: Sandbox, timeout_s: int) -> StartOutcome:
         try:
             self._check_room()
             now_ms = self.clock.now_ms()
@@ -441,9 +499,9 @@ class FakeOrchestrator:
             except BaseException:
                 self._end(child.sandbox_id, "fork failed")
                 raise
-            return ForkOutcome(self._run(child.sandbox_id, now_ms=now_ms, timeout_s=timeout_s))
+            return StartOutcome(self._run(child.sandbox_id, now_ms=now_ms, timeout_s=timeout_s))
         except AgentEnvError as error:
-            return ForkOutcome(error_status=error.status, error_message=str(error))
+            return StartOutcome(error_status=error.status, error_message=str(error))
 
     def _run(self, sandbox_id: str, *, now_ms: int, timeout_s: int, started: bool = False) -> Sandbox:
         self._alive(sandbox_id)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from agentenv.core.lifecycle import CAPTURING, TRANSITIONS, VISIBLE, State, is_allowed
 
-_MODULES = {"create", "delete", "pause", "resume", "fork", "snapshot"}
+_MODULES = {"create", "delete", "pause", "resume", "fork", "snapshot", "rollback"}
 
 
 def test_every_state_is_reached_from_creating() -> None:
@@ -31,7 +31,11 @@ def test_actions_are_named_after_modules_of_the_orchestrator() -> None:
 
 def test_a_state_between_two_others_can_go_back_or_be_killed() -> None:
     """Whatever fails half-way has a legal way out."""
-    for state, rest in (*((state, State.RUNNING) for state in CAPTURING), (State.RESUMING, State.PAUSED)):
+    for state, rest in (
+        *((state, State.RUNNING) for state in CAPTURING),
+        (State.RESUMING, State.PAUSED),
+        (State.ROLLING_BACK, State.RUNNING),
+    ):
         assert is_allowed(state, rest)
         assert is_allowed(state, State.KILLING)
     assert is_allowed(State.CREATING, State.KILLING)

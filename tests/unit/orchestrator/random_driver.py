@@ -63,6 +63,7 @@ class Driver:
         self._random = random.Random(seed)
         self._known: dict[str, _Known] = {}
         self._built: dict[str, Content] = {}  # what each build held when it was first seen
+        self._kept: dict[str, Content] = {}  # the same of each checkpoint
         self._states: list[Content] = [{"booted": "yes"}]  # every content any guest ever had
         self._asked: defaultdict[str, set[str]] = defaultdict(set)  # verbs that somebody asked for, by sandbox
         self._rested: set[str] = set()  # seen alive when nothing was under way
@@ -131,7 +132,8 @@ class Driver:
         live = [s for s in self.node.parts.store.sandboxes() if s.state not in (State.KILLED, State.KILLING)]
         choices: list[Callable[[Sandbox], Awaitable[object]]] = [
             *(self._pause,) * 4, *(self._resume,) * 2, *(self._connect,) * 3, *(self._fork,) * 2, *(self._write,) * 3,
-            *(self._snapshot,) * 2, self._set_timeout, self._pass_time, self._die, self._kill, self._forget,
+            *(self._snapshot,) * 2, *(self._checkpoint,) * 2, *(self._rollback,) * 2, self._prune,
+            self._set_timeout, self._pass_time, self._die, self._kill, self._forget,
         ]  # fmt: skip
         if not live or self._random.random() < 0.3 * (len(live) < _SANDBOXES_WANTED):
             await self._said("create", "", self._create())
@@ -211,6 +213,20 @@ class Driver:
         tokens = [o.sandbox.access_token for o in outcomes if o.sandbox] + [sandbox.access_token]
         assert len(set(tokens)) == len(tokens), "forks share a token"
 
+    async def _checkpoint(self, sandbox: Sandbox) -> None:
+        name = self._random.choice(("", "a", "b"))
+        await self.node.orchestrator.checkpoint(sandbox.sandbox_id, name, memory=self._random.random() < 0.8)
+
+    async def _rollback(self, sandbox: Sandbox) -> None:
+        sandbox_id, reference = sandbox.sandbox_id, self._random.choice(("", "a", "b"))
+        with contextlib.suppress(InvalidInput):
+            back = await self.node.orchestrator.rollback(sandbox_id, reference)
+            if set.union(*self._asked_now.values()) == {"rollback"}:
+                assert self.node.content(sandbox_id) == self._kept[back.checkpoint_id], "it is not what it was at the checkpoint"
+
+    async def _prune(self, sandbox: Sandbox) -> None:
+        await self.node.orchestrator.remove_checkpoint(sandbox.sandbox_id, self._random.choice(("a", "b")))
+
     async def _kill(self, sandbox: Sandbox) -> None:
         await self.node.orchestrator.kill(sandbox.sandbox_id)
 
@@ -237,7 +253,7 @@ class Driver:
                 self._written += 1
                 block, value = str(self._random.randrange(_BLOCKS)), f"{sandbox_id[:4]}-{self._written}"
                 if process.write(block, value):
-                    if sandbox_id in self._known:
+                    if sandbox_id in self._known and "rollback" not in self._asked_now[sandbox_id]:
                         assert before == self._known[sandbox_id].content, f"{sandbox_id} runs with other content than it wrote"
                     self._states.append(process.memory)
                     self._learn(sandbox_id, process.memory)
@@ -256,6 +272,10 @@ class Driver:
             content = self.node.snapshot_content(build.snapshot_id)
             assert self._built.setdefault(build.build_id, content) == content, f"build {build.build_id} has changed"
             assert content in self._states, f"build {build.build_id} has content {content} that no guest ever had"
+        for kept in self.node.parts.store.checkpoints.all():
+            content = self.node.snapshot_content(kept.snapshot_id)
+            assert self._kept.setdefault(kept.checkpoint_id, content) == content, f"checkpoint {kept.checkpoint_id} has changed"
+            assert content in self._states, f"checkpoint {kept.checkpoint_id} has content {content} that no guest ever had"
         for row in self.node.parts.store.sandboxes():
             known = self._known.get(row.sandbox_id)
             if known is not None:
@@ -267,7 +287,7 @@ class Driver:
             self._rested.add(row.sandbox_id)
             content = self.node.content(row.sandbox_id)
             assert content in self._states, f"{row.sandbox_id} has content {content} that no guest ever had"
-            if known is not None:
+            if known is not None and "rollback" not in self._asked_now[row.sandbox_id]:
                 assert content == known.content, f"{row.sandbox_id} lost writes: {content} instead of {known.content}"
             self._learn(row.sandbox_id, content)
             self._check_time(row)
@@ -276,7 +296,8 @@ class Driver:
         expired = row.end_at_ms <= self.node.clock.now_ms()
         if row.state is State.PAUSED:
             by_policy = expired and row.on_timeout == "pause"
-            assert "pause" in self._asked[row.sandbox_id] or by_policy, f"{row.sandbox_id} was paused by nobody"
+            cut_short = "rollback" in self._asked[row.sandbox_id] and self._crashed
+            assert "pause" in self._asked[row.sandbox_id] or by_policy or cut_short, f"{row.sandbox_id} was paused by nobody"
         elif expired:
             assert row.sandbox_id in self.node.parts.shared.expiry_retry_at_ms, f"{row.sandbox_id} outlived its timeout"
 
@@ -289,6 +310,7 @@ class Driver:
             "it could not be started": not rested,
             "it was not finished": not rested,
             "its VM was lost while it was captured": row.sandbox_id in self._died or self._resume_failed,
+            "its VM was lost while it was rolled back": row.sandbox_id in self._died or self._resume_failed,
             "its VM or its disk was lost while the server was down": row.sandbox_id in self._died,
             "the server stopped while it was being created": not rested and self._crashed,
         }

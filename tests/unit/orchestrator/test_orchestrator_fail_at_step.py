@@ -50,6 +50,14 @@ async def snapshot(node: FakeNode, sandbox_id: str) -> None:
     await node.orchestrator.snapshot(sandbox_id, "mine")
 
 
+async def checkpoint(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.checkpoint(sandbox_id, "")
+
+
+async def rollback(node: FakeNode, sandbox_id: str) -> None:
+    await node.orchestrator.rollback(sandbox_id, "start")
+
+
 async def kill(node: FakeNode, sandbox_id: str) -> None:
     await node.orchestrator.kill(sandbox_id)
 
@@ -67,10 +75,14 @@ VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[St
     "snapshot of the disk of a paused one": (snapshot_disk, State.PAUSED, {State.PAUSED}),
     "snapshot of a running one": (snapshot, State.RUNNING, {State.RUNNING}),
     "snapshot of a paused one": (snapshot, State.PAUSED, {State.PAUSED}),
+    "checkpoint of a running one": (checkpoint, State.RUNNING, {State.RUNNING}),
+    "checkpoint of a paused one": (checkpoint, State.PAUSED, {State.PAUSED}),
+    "rollback of a running one": (rollback, State.RUNNING, {State.RUNNING}),
+    "rollback of a paused one": (rollback, State.PAUSED, {State.PAUSED}),
     "kill of a running one": (kill, State.RUNNING, {State.RUNNING, State.KILLED}),
     "kill of a paused one": (kill, State.PAUSED, {State.PAUSED, State.KILLED}),
 }
-_AT_ONCE = ("pause", "pause of the disk", "boot of a paused one", "resume")
+_AT_ONCE = ("pause", "pause of the disk", "boot of a paused one", "resume", "rollback of a running one")
 ERRORS = {"a full disk": StorageFull, "a bug": ZeroDivisionError}
 
 
@@ -80,6 +92,7 @@ async def _prepared(folder: Path, state: State) -> tuple[FakeNode, str]:
     await node.parts.volumes.create("data")
     sandbox_id = await node.create(volume_mounts=MOUNTS)
     assert node.process(sandbox_id).write("0", "before")
+    await node.orchestrator.checkpoint(sandbox_id, "start")
     if state is State.PAUSED:
         await node.orchestrator.pause(sandbox_id)
     await node.quiesce()
@@ -121,7 +134,9 @@ async def _fail_at(folder: Path, name: str, step: int, error: type[Exception]) -
         await node.quiesce()
         assert node.problems() == [], f"second attempt after {where}"
     if not failed:
-        assert row.state is not before or name.startswith(("create", "fork", "snapshot")), f"it said it worked: {where}"
+        assert row.state is not before or name.startswith(("create", "fork", "snapshot", "checkpoint", "rollback")), (
+            f"it said it worked: {where}"
+        )
     await node.close()
     return True
 

@@ -319,7 +319,8 @@ def _downgrade(db: sqlite3.Connection, base: Template) -> None:
         "spawn_count": base.spawn_count,
     }
     db.executescript(
-        "DROP TABLE templates; DROP TABLE volumes; DROP TABLE secrets; DROP TABLE builds; DROP TABLE cached_steps; DROP TABLE images;"
+        "DROP TABLE templates; DROP TABLE volumes; DROP TABLE secrets; DROP TABLE builds; DROP TABLE cached_steps;"
+        "DROP TABLE images; DROP TABLE checkpoints;"
         "CREATE TABLE templates (template_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;"
         "PRAGMA user_version = 1;"
     )

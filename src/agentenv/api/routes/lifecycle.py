@@ -20,7 +20,7 @@ from agentenv.api.models import (
 )
 from agentenv.api.network_models import NetworkUpdateBody, to_settings
 from agentenv.api.request_parts import SandboxId, json_body
-from agentenv.api.views import SandboxView, fork_view, sandbox_view
+from agentenv.api.views import SandboxView, outcome_view, sandbox_view
 from agentenv.core.lifecycle import VISIBLE
 from agentenv.core.model import OnTimeout
 
@@ -103,7 +103,7 @@ async def fork(context: Context, sandbox_id: SandboxId, body: Annotated[ForkBody
     """Copies that go on from this instant; each child has its own outcome."""
     timeout_s = check_timeout(body.timeout_s, context.settings.max_timeout_hours)
     outcomes = await context.orchestrator.fork(sandbox_id, body.count, timeout_s)
-    return [fork_view(outcome, context.settings.domain) for outcome in outcomes]
+    return [outcome_view(outcome, context.settings.domain) for outcome in outcomes]
 
 
 async def _connect(context: ApiContext, sandbox_id: str, given_timeout_s: int, memory: bool) -> JSONResponse:

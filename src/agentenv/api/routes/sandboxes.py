@@ -23,18 +23,20 @@ from agentenv.api.views import (
     PausedSandboxDetailView,
     SandboxDetailView,
     listed_sandbox_view,
+    outcome_view,
     sandbox_detail_view,
     sandbox_view,
 )
 from agentenv.core.errors import InvalidInput, NotFound
 from agentenv.core.lifecycle import VISIBLE
-from agentenv.core.model import CreateRequest, Creation, Page, Sandbox, SandboxFilter
+from agentenv.core.model import CreateRequest, Creation, Page, Sandbox, SandboxFilter, StartOutcome
 from agentenv.core.references import parse_reference
 
 router = APIRouter()
 _MAX_LISTED = 10_000  # the most sandboxes that a node may run
 _RUNNING = frozenset({"running"})
 _STATES = frozenset(VISIBLE.values())
+_UNFINISHED = StartOutcome(None, 503, "the server was restarted before this one had started; ask for it with a new Idempotency-Key")
 
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key")]
 CallerName = Annotated[Caller, Depends(require_key)]
@@ -45,7 +47,7 @@ Metadata = Annotated[str, Query()]
 async def create(
     context: Context, caller: CallerName, body: Annotated[CreateBody, Depends(json_body(CreateBody))], key: IdempotencyKey = None
 ) -> Reply:
-    """Start a sandbox; returns once commands can run in it."""
+    """Start a sandbox; returns once commands can run in it. With `count` (an extension) a list, each entry with an outcome of its own."""
     return await _create(context, caller, body, key)
 
 
@@ -104,7 +106,9 @@ async def list_running(context: Context, response: Response, metadata: Metadata 
 
 async def _create(context: ApiContext, caller: Caller, body: CreateBody, key: str | None) -> Reply:
     request = to_create_request(body, template_in_body(body.template_id), context.settings.max_timeout_hours)
-    fingerprint = _fingerprint(request)
+    fingerprint = _fingerprint(request, body.count)
+    if body.count is not None:
+        return await _create_many(context, caller, request, body.count, key, fingerprint)
     creation = None if key is None else Creation(f"{caller}:{key}", fingerprint)
 
     async def work() -> Reply:
@@ -120,8 +124,26 @@ async def _create(context: ApiContext, caller: Caller, body: CreateBody, key: st
     return await context.creations.once(caller, key, fingerprint, work, recall)
 
 
-def _fingerprint(request: CreateRequest) -> str:
-    return hashlib.sha256(json.dumps(asdict(request), sort_keys=True).encode()).hexdigest()
+async def _create_many(context: ApiContext, caller: Caller, request: CreateRequest, count: int, key: str | None, fingerprint: str) -> Reply:
+    creations = [None if key is None else Creation(f"{caller}:{key}/{number}", fingerprint) for number in range(count)]
+
+    async def work() -> Reply:
+        outcomes = await context.orchestrator.create_many([replace(request, creation=creation) for creation in creations])
+        return [outcome_view(outcome, context.settings.domain) for outcome in outcomes]
+
+    async def recall() -> tuple[str, Reply] | None:
+        made = [await context.orchestrator.created_by(creation.key) if creation is not None else None for creation in creations]
+        fingerprints = {sandbox.creation.fingerprint for sandbox in made if sandbox is not None and sandbox.creation is not None}
+        if not fingerprints:
+            return None
+        outcomes = [StartOutcome(sandbox) if sandbox is not None else _UNFINISHED for sandbox in made]
+        return min(fingerprints), [outcome_view(outcome, context.settings.domain) for outcome in outcomes]
+
+    return await context.creations.once(caller, key, fingerprint, work, recall)
+
+
+def _fingerprint(request: CreateRequest, count: int | None) -> str:
+    return hashlib.sha256(json.dumps([asdict(request), count], sort_keys=True).encode()).hexdigest()
 
 
 def _listed(sandboxes: list[Sandbox]) -> list[ListedSandboxView]:
