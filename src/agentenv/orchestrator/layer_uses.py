@@ -15,7 +15,10 @@ from agentenv.orchestrator.parts import Parts
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """One layer. Each user is `<kind> <name>`, of an image, template, sandbox, checkpoint or build step; without one the next sweep takes it."""
+    """One layer. Each user is `<kind> <name>`, of an image, template, sandbox, checkpoint or build step.
+
+    The next sweep takes one that has none.
+    """
 
     layer_id: str
     size_bytes: int
