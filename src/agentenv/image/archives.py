@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from agentenv.core.errors import InvalidInput
 from agentenv.core.images import ImageConfig, Platform
+from agentenv.host.files import storage_full
 from agentenv.image import manifest as manifests
 from agentenv.image.blobs import BlobFolder
 from agentenv.image.manifest import Descriptor, Manifest
@@ -125,7 +126,7 @@ def _keep(content: IO[bytes], blobs: BlobFolder) -> Descriptor:
     folder = blobs.folder / "sha256"
     folder.mkdir(parents=True, exist_ok=True)
     digest, size_bytes = hashlib.sha256(), 0
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as out:
+    with storage_full("the unpacked archive"), tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as out:
         while piece := content.read(_PIECE_BYTES):
             digest.update(piece)
             out.write(piece)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +133,16 @@ async def test_no_room(tmp_path: Path, clock: ManualClock):
     with pytest.raises(StorageFull):
         await files.receive(HASH, files.ticket(HASH), 1, sent(b"x"))
     assert there(files) == []
+
+
+@pytest.mark.parametrize("size_kib", [1, 60, 200, 230])
+async def test_an_upload_onto_a_disk_that_fills_leaves_nothing(size_kib: int, clock: ManualClock, small_disk: Callable[[str], Any]):
+    disk = small_disk("256k")
+    files = BuildFiles(disk.path / "files", clock, 1 << 30, 1 << 30, 0)
+    files.open()
+    (disk.path / "ballast").write_bytes(bytes((256 - size_kib) << 10 & ~4095))
+    with pytest.raises(StorageFull, match="no room for an upload"):
+        await files.receive(HASH, files.ticket(HASH), None, sent(*[b"x" * 10_000] * 30))
+    assert there(files) == []
+    disk.resize("4m")
+    assert await files.receive(HASH, files.ticket(HASH), None, sent(*[b"x" * 10_000] * 30)) == 300_000

@@ -4,6 +4,7 @@
 //! stack of layers below, and writes what has changed as a new sealed layer. It touches no other file: whatever the
 //! archive says, it says it about the inside of that disk. The answer is one JSON
 //! object on standard output: figures, or `error` with a code; the exit status is 0 for both.
+//! It ends with whoever started it: nobody would record the layer, and the next server may make the same one.
 
 mod apply;
 mod ext4;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use lsmt::commit::import_raw_as;
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::ext4::{Disk, Ext4Error, Tree, Volume};
@@ -95,6 +97,8 @@ struct Import {
 }
 
 fn main() {
+    // Where the kernel refuses it, a killed server leaves one conversion that ends by itself.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let outcome = match Arguments::parse().command {
         Command::Convert(options) => convert(&options).map(|report| json!(report)),
         Command::Import(options) => import(&options).map(|report| json!(report)),

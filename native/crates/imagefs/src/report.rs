@@ -1,8 +1,9 @@
 //! What the program answers: figures of a layer, or the class of a failure and its text.
 
-use std::io;
+use std::error::Error;
+use std::{io, iter};
 
-use lsmt::{StackError, WriteError};
+use lsmt::StackError;
 use serde::Serialize;
 
 use crate::apply::{excess_of, ApplyError};
@@ -104,17 +105,25 @@ impl From<Ext4Error> for Failure {
     fn from(error: Ext4Error) -> Failure {
         let message = error.to_string();
         let code = match error {
+            _ if is_storage_full(&error) => "storage_full",
             Ext4Error::Entry { .. } => "bad_layer",
             Ext4Error::NoBlocks { .. } | Ext4Error::NoInodes { .. } => "disk_too_small",
             Ext4Error::Damaged(_) => "corrupt",
             Ext4Error::Lower(StackError::Layer(_)) => "corrupt",
-            Ext4Error::Staging(inner) | Ext4Error::Output(WriteError::Io { source: inner, .. })
-                if inner.kind() == io::ErrorKind::StorageFull =>
-            {
-                "storage_full"
-            }
             _ => "internal",
         };
         Failure { code, message }
     }
+}
+
+/// Whether a full disk, or a quota, is what `error` comes from.
+fn is_storage_full(error: &(dyn Error + 'static)) -> bool {
+    let causes = iter::successors(Some(error), |error| (*error).source());
+    let mut kinds = causes.filter_map(|error| Some(error.downcast_ref::<io::Error>()?.kind()));
+    kinds.any(|kind| {
+        matches!(
+            kind,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    })
 }
