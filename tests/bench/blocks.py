@@ -205,7 +205,11 @@ def measure() -> dict[str, Any]:
             upper = {"data": str(folder / "upper"), "index": str(folder / "upper.index")}
             paths = {name: blockd.open(name, [layer]) for name, layer in layers.items()}
             with passthrough(twin, folder) as beside:
-                paths |= {"raw": raw, "passthrough": beside, "writable": blockd.open("writable", [layers["plain"]], upper=upper)}
+                paths |= {
+                    "raw": raw,
+                    "passthrough": beside,
+                    "writable": blockd.open("writable", [layers["plain"]], upper=upper, upper_layout="hybrid"),
+                }
                 result = _rounds(paths)
             result["stored_mb"] = {name: layer.stat().st_size / 1e6 for name, layer in layers.items()}
         finally:

@@ -82,10 +82,14 @@ class BlockClient:
         return await self._call("GET", "/v1/info", dict, deadline_s=deadline_s)
 
     async def open(self, stack_id: str, lowers: Sequence[Path], upper: Upper | None, virtual_size_bytes: int | None, cache: str) -> Stack:
-        """Open layers (bottom first) as one device. `cache`: `page` for shared memory, `direct` for disks."""
+        """Open layers (bottom first) as one device. `cache`: `page` for shared memory, `direct` for disks.
+
+        A new upper overwrites in place what it has already, so that a guest which writes for ever does not fill the host's disk.
+        """
         body = {
             "lowers": [str(path) for path in lowers],
             "upper": None if upper is None else {"data": str(upper.data), "index": str(upper.index)},
+            "upper_layout": "hybrid",
             "virtual_size_bytes": virtual_size_bytes,
             "cache": cache,
         }

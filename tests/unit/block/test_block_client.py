@@ -88,7 +88,11 @@ async def test_stacks_are_opened_listed_and_sealed(blockd: FakeBlockd, client: B
     assert (PARSED.files, listed[1].files) == ((*PARSED.lowers, Path("/l/u.lsmt")), PARSED.lowers)
     uppers = [{"data": f"/l/{name}.lsmt", "index": f"/l/{name}.index"} for name in "uv"]
     assert blockd.asked == [
-        ("PUT", "/v1/stacks/disk-1", {"lowers": ["/l/a.lsmt"], "upper": uppers[0], "virtual_size_bytes": None, "cache": "direct"}),
+        (
+            "PUT",
+            "/v1/stacks/disk-1",
+            {"lowers": ["/l/a.lsmt"], "upper": uppers[0], "upper_layout": "hybrid", "virtual_size_bytes": None, "cache": "direct"},
+        ),
         ("GET", "/v1/stacks", None),
         ("POST", "/v1/stacks/disk-1/seal", {"upper": uppers[1], "sync": False}),
     ]

@@ -34,7 +34,13 @@ impl ExtentMap {
     /// Puts `segment` over whatever was there. Joins it with its left
     /// neighbour when both disk and file ranges continue.
     pub fn insert(&mut self, segment: Segment) {
-        self.cut(segment.offset(), segment.end());
+        self.insert_over(segment, |_, _| {});
+    }
+
+    /// As [`ExtentMap::insert`]; tells `superseded` where in the file the data
+    /// lies that nothing maps any more, as first sector and sectors.
+    pub fn insert_over(&mut self, segment: Segment, superseded: impl FnMut(u64, u64)) {
+        self.cut(segment.offset(), segment.end(), superseded);
         if let Some((_, left)) = self.extents.range(..segment.offset()).next_back() {
             if let Some(joined) = join(left, &segment) {
                 self.add(joined);
@@ -50,7 +56,7 @@ impl ExtentMap {
 
     /// Unmaps `[start, end)`.
     pub fn remove_range(&mut self, start: u64, end: u64) {
-        self.cut(start, end);
+        self.cut(start, end, |_, _| {});
     }
 
     /// Segments that overlap `[start, end)`, not clipped, in order.
@@ -84,13 +90,17 @@ impl ExtentMap {
     }
 
     /// Removes `[start, end)`, keeping what sticks out on both sides.
-    fn cut(&mut self, start: u64, end: u64) {
+    fn cut(&mut self, start: u64, end: u64, mut superseded: impl FnMut(u64, u64)) {
         let mut next = match self.extents.range(..=start).next_back() {
             Some((_, segment)) if segment.end() > start => Some(*segment),
             _ => self.first_after(start),
         };
         while let Some(old) = next.filter(|old| old.offset() < end) {
             self.remove(old.offset());
+            let gone = old.clip(old.offset().max(start), old.end().min(end));
+            if !gone.is_zeroed() {
+                superseded(gone.moffset(), gone.length());
+            }
             if old.offset() < start {
                 self.add(old.clip(old.offset(), start));
             }
@@ -144,6 +154,24 @@ mod tests {
         map.insert(Segment::data(0, 10, 18));
         assert_eq!(shape(&map), vec![(0, 10, 18, false)]);
         assert_eq!(map.mapped_sectors(), 10);
+    }
+
+    #[test]
+    fn what_is_superseded_is_told_exactly() {
+        let mut map = ExtentMap::default();
+        map.insert(Segment::data(0, 10, 8));
+        map.insert(Segment::zeroed(10, 5, 8));
+        map.insert(Segment::data(15, 10, 100));
+        let mut gone = Vec::new();
+        map.insert_over(Segment::data(4, 15, 200), |place, sectors| {
+            gone.push((place, sectors));
+        });
+        assert_eq!(gone, vec![(12, 6), (100, 4)]);
+        gone.clear();
+        map.insert_over(Segment::zeroed(0, 30, 8), |place, sectors| {
+            gone.push((place, sectors));
+        });
+        assert_eq!(gone, vec![(8, 4), (200, 15), (104, 6)]);
     }
 
     #[test]

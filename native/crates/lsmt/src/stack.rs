@@ -259,6 +259,12 @@ impl Stack {
 
     /// Writes bytes at any place inside the disk. Lasting after a flush only.
     pub fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> Result<(), StackError> {
+        self.write_held(bytes, offset_bytes)?;
+        self.free_garbage();
+        Ok(())
+    }
+
+    fn write_held(&self, bytes: &[u8], offset_bytes: u64) -> Result<(), StackError> {
         let length_bytes = bytes.len() as u64;
         self.check_range(offset_bytes, length_bytes)?;
         let state = self.state.read();
@@ -330,8 +336,32 @@ impl Stack {
             unsynced.clear();
         }
         match upper {
-            Some(upper) => Ok(upper.flush()?),
-            None => Ok(()),
+            Some(upper) => upper.flush()?,
+            None => return Ok(()),
+        }
+        self.free_garbage();
+        Ok(())
+    }
+
+    /// Gives back the room of what was overwritten or discarded, once it is much.
+    fn free_garbage(&self) {
+        let (upper, garbage) = {
+            let state = self.state.read();
+            let Some(upper) = &state.upper else {
+                return;
+            };
+            let Some(garbage) = upper.take_garbage() else {
+                return;
+            };
+            (upper.clone(), garbage)
+        };
+        // Whoever looked a place up before it was superseded has read it when this
+        // has been held once.
+        drop(self.state.write());
+        let state = self.state.read(); // keeps a seal out
+        let current = state.upper.as_ref();
+        if current.is_some_and(|current| Arc::ptr_eq(current, &upper)) {
+            upper.free(garbage);
         }
     }
 
@@ -511,3 +541,6 @@ fn windows(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         })
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,9 @@
 //!
 //! Invariants (overlaybd spec 1.6 to 1.8):
 //! - places of data are never used for anything else, so an extent once looked up
-//!   stays readable;
+//!   stays readable, until [`Upper::free`] ends the place of superseded data: not
+//!   before a flush has made durable what supersedes it, and not while anybody who
+//!   may have looked it up still reads;
 //! - a record enters the index file only after the data it names has been
 //!   through `fdatasync`; until then it lives in memory;
 //! - after a crash an append log opens to the state of the last completed flush,
@@ -34,11 +36,13 @@ use crate::layer::RoLayer;
 use crate::sys;
 
 mod error;
+mod garbage;
 mod log;
 mod sparse;
 mod write;
 
 pub use error::UpperError;
+use garbage::Garbage;
 use log::Replay;
 
 /// Longest piece of one write: the entry limit rounded to whole 4 KiB pages, so
@@ -94,6 +98,10 @@ struct LogState {
     pending: Vec<Segment>,
     /// Records in the index file.
     written_records: u64,
+    /// Data that `pending` supersedes.
+    superseded: Garbage,
+    /// Superseded for good, and not freed yet.
+    garbage: Garbage,
 }
 
 /// An open upper. All methods may be called from several threads.
@@ -218,9 +226,14 @@ impl Upper {
                 .and_then(|()| index.sync_all())
                 .map_err(|source| UpperError::io("truncate", index_path, source))?;
         }
-        Ok(Upper::assemble(
-            data_path, index_path, data, index, replay, false,
-        ))
+        let upper = Upper::assemble(data_path, index_path, data, index, replay, false);
+        // What the records supersede may be freed once they are durable, and after a
+        // kill of the last user they may not be.
+        if !is_sparse && upper.index.sync_data().is_ok() {
+            let mut state = upper.state.write();
+            state.garbage = Garbage::beside(&state.map, state.data_end);
+        }
+        Ok(upper)
     }
 
     /// Reads an upper without a lock and without repairing it: the map, and the
@@ -272,6 +285,8 @@ impl Upper {
                 data_end: replay.data_end,
                 pending: Vec::new(),
                 written_records: replay.records,
+                superseded: Garbage::default(),
+                garbage: Garbage::default(),
             }),
             index_bytes: Mutex::new(replay.index_bytes),
             is_dirty: AtomicBool::new(false),
@@ -362,14 +377,20 @@ impl Upper {
     /// tried again, unless the data's `fdatasync` itself failed.
     pub fn flush(&self) -> Result<(), UpperError> {
         let mut index_bytes = self.index_bytes.lock();
-        let records = std::mem::take(&mut self.state.write().pending);
+        let (records, superseded) = {
+            let mut state = self.state.write();
+            let records = std::mem::take(&mut state.pending);
+            (records, std::mem::take(&mut state.superseded))
+        };
         let was_dirty = self.is_dirty.swap(false, Ordering::AcqRel);
         if records.is_empty() && !was_dirty {
             return Ok(());
         }
         match self.flush_records(&mut index_bytes, &records) {
             Ok(()) => {
-                self.state.write().written_records += records.len() as u64;
+                let mut state = self.state.write();
+                state.written_records += records.len() as u64;
+                state.garbage.append(superseded);
                 Ok(())
             }
             Err(error) => {
@@ -377,6 +398,7 @@ impl Upper {
                 let mut state = self.state.write();
                 let newer = std::mem::replace(&mut state.pending, records);
                 state.pending.extend(newer);
+                state.superseded.append(superseded);
                 Err(error)
             }
         }

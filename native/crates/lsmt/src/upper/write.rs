@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
-use super::{Upper, UpperError, UpperLayout, MAX_PIECE_SECTORS};
+use super::{LogState, Upper, UpperError, UpperLayout, MAX_PIECE_SECTORS};
 use crate::extents::join;
 use crate::format::{Segment, FIRST_DATA_SECTOR, MAX_ENTRY_SECTORS, SECTOR_BYTES};
 use crate::sys;
@@ -146,7 +146,10 @@ impl Upper {
 
     fn record(&self, segment: Segment) {
         let mut state = self.state.write();
-        state.map.insert(segment);
+        let LogState {
+            map, superseded, ..
+        } = &mut *state;
+        map.insert_over(segment, |place, sectors| superseded.add(place, sectors));
         if let Some(last) = state.pending.last_mut() {
             if let Some(joined) = join(last, &segment) {
                 *last = joined;
