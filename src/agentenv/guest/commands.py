@@ -20,6 +20,11 @@ OnStart = Callable[[], object]
 _MESSAGE_MAX_BYTES = 4 << 20  # envd sends output in far smaller pieces; the guest must not make the host keep more
 
 _LOGIN_SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash -l -c "$1"; else exec /bin/sh -l -c "$1"; fi'
+#: The same with the PATH that the command is given: a login shell sets its own.
+_LOGIN_SHELL_WITH_PATH = (
+    'run=\'PATH=$1; export PATH; eval "$2"\'; if [ -x /bin/bash ]; then exec /bin/bash -l -c "$run" bash "$PATH" "$1"; '
+    'else exec /bin/sh -l -c "$run" sh "$PATH" "$1"; fi'
+)
 
 
 class CommandRefused(InvalidInput):
@@ -40,8 +45,9 @@ class Command:
     def in_login_shell(
         cls, command: str, user: str, workdir: str, env_vars: dict[str, str] | None = None, access_token: str = ""
     ) -> Command:
-        """A shell command as the SDKs run theirs: in a login shell, bash where the guest has it."""
-        return cls(("/bin/sh", "-c", _LOGIN_SHELL, "sh", command), user, workdir, dict(env_vars or {}), access_token)
+        """A shell command as the SDKs run theirs: in a login shell, bash where the guest has it. A PATH among `env_vars` holds in it."""
+        script = _LOGIN_SHELL_WITH_PATH if env_vars and "PATH" in env_vars else _LOGIN_SHELL
+        return cls(("/bin/sh", "-c", script, "sh", command), user, workdir, dict(env_vars or {}), access_token)
 
     def headers(self) -> dict[bytes | str, bytes | str]:
         """Of the request that starts it; the user travels as a name without a password."""

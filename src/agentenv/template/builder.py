@@ -21,6 +21,7 @@ from agentenv.guest.commands import Command, CommandRefused, Ended
 from agentenv.template import steps
 from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildLog
+from agentenv.template.login_path import keep_path
 from agentenv.template.step_cache import StepCache
 from agentenv.template.workshop import CLOCK_BEHIND_MS, SETTLE, Base, BaseImages, Bench, Workshop
 
@@ -204,6 +205,7 @@ class Builder:
         service = self._service(context)
         self._log.add("boot the finished disk", FINAL_STEP)
         bench = await self._open(disk.snapshot_id, machine, context, cold=True, clock_behind_ms=CLOCK_BEHIND_MS)
+        await keep_path(bench, context)
         if service is not None:
             await self._run_service(service, FINAL_STEP)
         elif self._plan.ready_command:
