@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -48,7 +49,7 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         if name in environ:
             raw: Any = environ[name]
             if get_origin(field.annotation) is tuple:
-                raw = [item.strip() for item in raw.split(",") if item.strip()]
+                raw = _items(raw)
             merged.setdefault(section, {})[key] = raw
             sources[(section, key)] = (raw, f"environment variable {name}")
     try:
@@ -61,6 +62,16 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         raise InvalidInput(
             f"setting {'.'.join(where)} from {origin}: {first['msg']}", "see `aenv config` for all settings and their defaults"
         ) from error
+
+
+def _items(raw: str) -> Any:
+    """A list from the environment: items with commas between them, or a JSON array."""
+    if raw.strip().startswith("["):
+        try:
+            return json.loads(raw)
+        except ValueError:
+            pass  # an IPv6 address, say
+    return [item.strip() for item in raw.split(",") if item.strip()]
 
 
 def _from_file(file: Path | None, environ: Mapping[str, str]) -> dict[str, dict[str, tuple[Any, str]]]:

@@ -35,6 +35,7 @@ def reference_page() -> str:
         "# Settings",
         "",
         "Read from `/etc/agentenv/config.toml` (or the file `AENV_CONFIG` names), then from the environment; the last wins.",
+        "Lists in the environment have commas between their items, or are JSON arrays.",
     ]
     current = ""
     for section, key, field in settings():

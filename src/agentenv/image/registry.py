@@ -6,6 +6,9 @@ and a mirror that fails is passed over; no policy, alias or mirror list of the h
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -41,6 +44,7 @@ _TRIES = 3
 _INSTALL = "apt-get install skopeo"
 
 #: What skopeo's registry client says, and what it means. The program has one exit status for all of them.
+_LOGGED = re.compile(r'level=\w+ msg=(?P<said>"(?:[^"\\]|\\.)*")')
 _MEANINGS: tuple[tuple[tuple[str, ...], type[AgentEnvError], str], ...] = (
     (("no space left on device",), StorageFull, "free some space; nothing was lost"),
     (
@@ -121,14 +125,20 @@ class Registry:
 
     def _at_first_place(self, reference: ImageReference, ask: Callable[[ImageReference], ResolvedImage]) -> ResolvedImage:
         *mirrors, origin = references.pull_names(reference, self._config.mirrors)
+        failed: list[str] = []
         for place in mirrors:
             try:
                 return ask(place)
             except HostNotReady:
                 raise
-            except AgentEnvError:
-                continue  # a mirror may be down, or not have it: the registry itself has the last word
-        return ask(origin)
+            except AgentEnvError as error:  # a mirror may be down, or not have it: the registry itself has the last word
+                failed.append(f"mirror {place.registry}: {error.message}")
+        try:
+            return ask(origin)
+        except AgentEnvError as error:
+            if not failed:
+                raise
+            raise type(error)(f"{error.message}; before it, {'; '.join(failed)}", error.hint) from error
 
     def _resolve_at(
         self, reference: ImageReference, place: ImageReference, credentials: Credentials | None, platform: Platform
@@ -234,4 +244,9 @@ def _meaning(error: Internal, place: ImageReference) -> AgentEnvError:
 
 
 def _last_line(message: str) -> str:
-    return message.strip().splitlines()[-1][-600:]
+    """What skopeo said last, out of its log's form (`time=... level=fatal msg="..."`)."""
+    line = message.strip().splitlines()[-1]
+    if found := _LOGGED.search(line):
+        with contextlib.suppress(ValueError):
+            line = json.loads(found["said"])
+    return line[-600:]

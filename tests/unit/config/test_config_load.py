@@ -46,6 +46,12 @@ def test_lists_come_from_the_environment_with_commas() -> None:
     assert load(environ={"AENV_NETWORK_DENIED_CIDRS": ""}).network.denied_cidrs == ()
 
 
+def test_lists_come_from_the_environment_as_json() -> None:
+    assert load(environ={"AENV_IMAGES_DENY": ' ["a/b", "c,d"] '}).images.deny == ("a/b", "c,d")
+    assert load(environ={"AENV_IMAGES_DENY": "[]"}).images.deny == ()
+    assert load(environ={"AENV_IMAGES_INSECURE_REGISTRIES": "[::1]:5000"}).images.insecure_registries == ("[::1]:5000",)
+
+
 @pytest.mark.parametrize(
     ("text", "environ", "parts"),
     [
@@ -56,6 +62,8 @@ def test_lists_come_from_the_environment_with_commas() -> None:
         ("port = 1\n", {}, ["port", "[section]", "config.toml"]),
         ("[api\n", {}, ["config.toml", "TOML"]),
         ("", {"AENV_VMM_ACCELERATOR": "fast"}, ["vmm.accelerator", "AENV_VMM_ACCELERATOR"]),
+        ("", {"AENV_IMAGES_DENY": "[1]"}, ["images.deny", "AENV_IMAGES_DENY"]),
+        ("", {"AENV_IMAGES_MIRRORS": "docker.io"}, ["images.mirrors", "AENV_IMAGES_MIRRORS"]),
         ("", {"AENV_GUEST_MEMORY_MB": "1"}, ["guest.memory_mb", "AENV_GUEST_MEMORY_MB"]),
     ],
 )

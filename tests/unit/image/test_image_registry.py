@@ -120,6 +120,16 @@ def test_mirrors_are_asked_first_and_may_fail(place: RealRegistry, layout: Layou
     assert image.name == "docker.io/library/tool:1"
 
 
+def test_when_all_places_fail_each_is_named_in_plain_words(tmp_path: Path) -> None:
+    mirrors = ("127.0.0.1:1=127.0.0.1:2", "127.0.0.1:1=127.0.0.1:3/hub")
+    with pytest.raises(Unavailable) as caught:
+        _registry(tmp_path, "127.0.0.1:1", mirrors=mirrors).resolve("127.0.0.1:1/tool:1")
+    for text in ("'127.0.0.1:1/tool:1'", "mirror 127.0.0.1:2", "mirror 127.0.0.1:3", "connection refused"):
+        assert text in caught.value.message
+    assert "level=" not in caught.value.message
+    assert caught.value.hint
+
+
 def test_lists_are_checked_before_anything_is_asked(tmp_path: Path) -> None:
     with pytest.raises(PermissionDenied):
         _registry(tmp_path, "x", deny=("127.0.0.1:1",)).resolve("127.0.0.1:1/x")
