@@ -35,6 +35,7 @@ from agentenv.host.doctor import kvm_kind
 from agentenv.host.open_files import raise_open_files
 from agentenv.host.tsc import tsc_khz
 from agentenv.image.convert import Converter
+from agentenv.image.native import NativeImages
 from agentenv.image.registry import Registry
 from agentenv.network.layout import GUEST_IP, Layout, boot_settings
 from agentenv.network.slots import SlotPool, remove_all
@@ -184,7 +185,8 @@ async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
     store = Store(paths.database, clock)
     await store.open()
     try:
-        blocks = await supervisor.ensure_running(native.program("blockd"), paths.run, paths.log / "blockd.log")
+        flags = supervisor.remote_flags(paths.cache, config.images)
+        blocks = await supervisor.ensure_running(native.program("blockd"), paths.run, paths.log / "blockd.log", flags)
         try:
             yield _parts(config, paths, clock, store, blocks, assets)
         finally:
@@ -221,6 +223,7 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         shared=Shared(config.limits.starts_at_once),
         image_registry=Registry(paths.cache, config.images, reserve_bytes),
         image_converter=Converter(layers, native.program("imagefs"), config.images, config.guest.disk_mb, reserve_bytes),
+        native_images=NativeImages(layers, blocks, config.images),
     )
 
 

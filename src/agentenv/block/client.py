@@ -27,6 +27,8 @@ _BY_CODE: dict[str, type[errors.AgentEnvError]] = {
     "busy": errors.Conflict,
     "storage_full": errors.StorageFull,
     "corrupt": errors.DataCorrupt,
+    "denied": errors.PermissionDenied,
+    "unavailable": errors.Unavailable,
 }
 
 
@@ -54,6 +56,24 @@ class Stack:
     def files(self) -> tuple[Path, ...]:
         """The data files it is made of."""
         return self.lowers if self.upper is None else (*self.lowers, self.upper)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteBlob:
+    """A layer in a registry: `<blobs_url>/<digest>` is its address."""
+
+    blobs_url: str
+    digest: str
+    size_bytes: int
+    check_certificate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A layer file just written."""
+
+    size_bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +157,34 @@ class BlockClient:
         """Flatten sealed layers into one. Returns its size in bytes."""
         body = {"lowers": [str(path) for path in lowers], "output": str(output), "sync": False}
         return await self._call("POST", "/v1/commits", _size, body, _COPY_DEADLINE_S)
+
+    async def pack(self, layer: Path, output: Path) -> Written:
+        """Write one layer as overlaybd images have it: by lz4, in a tar archive, with its own identity. Equal layers give equal files."""
+        compression = {"algorithm": "lz4", "block_bytes": 4096}
+        body = {"lowers": [str(layer)], "output": str(output), "compression": compression, "tar": True, "keep_uuid": True}
+        return await self._call(
+            "POST", "/v1/commits", lambda reply: Written(int(reply["size_bytes"]), str(reply["sha256"])), body, _COPY_DEADLINE_S
+        )
+
+    async def add_remote(self, output: Path, blob: RemoteBlob, login: tuple[str, str] | None = None) -> int:
+        """Make a layer file that is read from a registry as needed; returns the size of its disk in bytes.
+
+        `login` (user, password) stays in blockd's memory; without one, docker's config counts. A repeated call changes nothing, but for
+        the login. PermissionDenied, NotFound, Unavailable, DataCorrupt (no layer, or another one).
+        """
+        body = {
+            "output": str(output),
+            "blobs_url": blob.blobs_url,
+            "digest": blob.digest,
+            "size_bytes": blob.size_bytes,
+            "check_certificate": blob.check_certificate,
+            "login": None if login is None else {"username": login[0], "password": login[1]},
+        }
+        return await self._call("POST", "/v1/remotes", lambda reply: int(reply["virtual_size_bytes"]), body)
+
+    async def remotes(self) -> dict[str, Any]:
+        """The layers in registries that are open, with the bytes fetched of each, and figures of the block cache."""
+        return await self._call("GET", "/v1/remotes", dict)
 
     async def shutdown(self, force: bool = False) -> None:
         """Flush everything, unmount and exit. Conflict while devices are in use, unless `force`."""

@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentenv.block.client import PROTOCOL, BlockClient
+from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import Conflict, HostNotReady, Unavailable
 from agentenv.host import process
 
 _START_DEADLINE_S = 10.0
 
 
-async def ensure_running(binary: Path, run: Path, log: Path) -> BlockClient:
-    """A client of the node's blockd, started if need be. HostNotReady: wrong version, no FUSE, or it cannot start."""
+async def ensure_running(binary: Path, run: Path, log: Path, flags: Sequence[str] = ()) -> BlockClient:
+    """A client of the node's blockd, started with `flags` if need be. HostNotReady: wrong version, no FUSE, or it cannot start."""
     if not binary.is_file():
         raise HostNotReady(f"{binary} is missing", "build the native programs with `make setup`")
     client = BlockClient(run / "blockd.sock")
@@ -25,7 +27,7 @@ async def ensure_running(binary: Path, run: Path, log: Path) -> BlockClient:
             return _checked(client, await client.info())
         mount = run / "stacks"
         mount.parent.mkdir(parents=True, exist_ok=True)
-        argv = [str(binary), "serve", "--socket", str(client.socket), "--mount", str(mount)]
+        argv = [str(binary), "serve", "--socket", str(client.socket), "--mount", str(mount), *flags]
         started = await asyncio.to_thread(process.spawn, argv, log, run, None, {"PATH": os.defpath, "RUST_LOG": "info"})
         end = time.monotonic() + _START_DEADLINE_S
         while time.monotonic() < end and process.is_alive(started):
@@ -37,6 +39,16 @@ async def ensure_running(binary: Path, run: Path, log: Path) -> BlockClient:
     except BaseException:
         await client.close()
         raise
+
+
+def remote_flags(cache: Path, images: ImagesConfig) -> list[str]:
+    """How blockd reads layers that are in registries; its blocks go below `cache`."""
+    return [
+        *("--remote-cache", str(cache / "blocks"), "--remote-cache-mib", str(images.block_cache_mb)),
+        *("--remote-connections", str(images.block_connections), "--certs-dir", str(images.certs_dir)),
+        *("--download-mib-per-s", str(images.download_mb_per_s), "--download-delay-s", str(images.download_delay_s)),
+        *("--docker-config", str(images.docker_config_file)),
+    ]
 
 
 async def stop(run: Path, deadline_s: float = 10.0) -> bool:

@@ -155,6 +155,21 @@ class ImagesConfig(_Section):
         Path("/etc/docker/certs.d"), description="Certificates of registries' own authorities: `<host[:port]>/*.crt` in this folder."
     )
     cache_mb: int = Field(20480, ge=0, description="Downloaded blobs that are kept for later pulls, MiB; the longest unused go first.")
+    lazy: bool = Field(
+        True,
+        description="Start from overlaybd-native images while their layers are still in the registry; false: download them whole first.",
+    )
+    twins: tuple[str, ...] = Field(
+        (), description="Registries (`host[:port]`) that are asked whether an ordinary image has an overlaybd-native twin (its referrers)."
+    )
+    block_cache_mb: int = Field(
+        10240, ge=0, le=1 << 22, description="Blocks of layers in registries that are kept on the node's disk, MiB."
+    )
+    block_connections: int = Field(16, ge=1, le=256, description="Connections to registries at a time for such blocks.")
+    download_mb_per_s: int = Field(
+        32, ge=0, le=100_000, description="Rate at which layers in use are downloaded whole in the background, MiB/s; 0: they are not."
+    )
+    download_delay_s: int = Field(60, ge=0, le=86400, description="How long a layer is in use before its download begins, seconds.")
     pull_deadline_s: int = Field(3600, ge=10, le=86400, description="Longest download of one image, seconds.")
     convert_deadline_s: int = Field(3600, ge=10, le=86400, description="Longest conversion of one layer, seconds.")
     conversions_at_once: int = Field(2, ge=1, le=64, description="Layers converted at the same time; others wait their turn.")

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentenv.core.errors import DataCorrupt, InvalidInput, Unsupported
@@ -27,7 +28,10 @@ _LAYER = re.compile(
     r"|docker\.image\.rootfs\.(?:diff|foreign\.diff)\.tar(?:\.gzip|\.zstd)?)"
 )
 _ATTESTATION = "vnd.docker.reference.type"
-_OVERLAYBD = "containerd.io/snapshot/overlaybd/blob-digest"
+OVERLAYBD = "containerd.io/snapshot/overlaybd/"
+"""Prefix of the annotations of overlaybd's layers (contract of its image format, section 5.1)."""
+NATIVE_ARTIFACT = "application/vnd.containerd.overlaybd.native.v1+json"
+"""Type of an overlaybd-native twin that refers to an ordinary image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Manifest:
 
     config: Descriptor
     layers: tuple[Descriptor, ...]
+    native: bool = False
+    """Whether the layers are layers of a disk (overlaybd), and no archives."""
 
 
 def is_index(document: dict[str, Any]) -> bool:
@@ -87,6 +93,11 @@ def choose(index: dict[str, Any], platform: Platform, what: str) -> str:
     return min(found)[1]  # the one without a variant runs everywhere
 
 
+def referrers(index: dict[str, Any], what: str) -> list[str]:
+    """The digests of the overlaybd-native images in a list of referrers."""
+    return [_digest(entry, what) for entry in _list(index.get("manifests"), what) if entry.get("artifactType") == NATIVE_ARTIFACT]
+
+
 def parse_manifest(document: dict[str, Any], what: str) -> Manifest:
     """Config and layers of a manifest. InvalidInput or Unsupported when it is no image this node can use."""
     if document.get("schemaVersion") != 2 or "config" not in document:
@@ -97,13 +108,47 @@ def parse_manifest(document: dict[str, Any], what: str) -> Manifest:
     entries = _list(document.get("layers"), what)
     if len(entries) > LAYERS_MAX:
         raise InvalidInput(f"{what} has {len(entries)} layers, more than {LAYERS_MAX}", "squash it")
-    layers = []
-    for entry in entries:
-        layer = _descriptor(entry, f"{what}: layer")
-        if _OVERLAYBD in (entry.get("annotations") or {}) or not _LAYER.fullmatch(layer.media_type):
+    layers = [_descriptor(entry, f"{what}: layer") for entry in entries]
+    native = [_is_native(entry, what) for entry in entries]
+    if any(native):
+        return _native_manifest(config, entries, layers, native, what)
+    for layer in layers:
+        if not _LAYER.fullmatch(layer.media_type):
             raise Unsupported(f"{what} has a layer of type {layer.media_type} that is no plain archive")
-        layers.append(layer)
     return Manifest(config, tuple(layers))
+
+
+def _notes(entry: dict[str, Any]) -> dict[str, str]:
+    """The overlaybd annotations of a layer, without their prefix."""
+    annotations = entry.get("annotations") or {}
+    if not isinstance(annotations, dict):
+        return {}
+    return {str(key).removeprefix(OVERLAYBD): str(value) for key, value in annotations.items() if str(key).startswith(OVERLAYBD)}
+
+
+def _is_native(entry: dict[str, Any], what: str) -> bool:
+    notes = _notes(entry)
+    if any(name.startswith("turbo-oci/") for name in notes) or notes.get("blob-digest", entry.get("digest")) != entry.get("digest"):
+        raise Unsupported(f"{what} is a TurboOCI image, which refers to another one", "convert it to overlaybd's native form")
+    is_typed = any(token in str(entry.get("mediaType")) for token in (".overlaybd", ".zfile", ".lsmt"))
+    return "blob-digest" in notes or is_typed
+
+
+def _native_manifest(
+    config: Descriptor, entries: Sequence[dict[str, Any]], layers: list[Descriptor], native: list[bool], what: str
+) -> Manifest:
+    if not all(native):
+        raise Unsupported(f"{what} mixes overlaybd layers with archives", "convert all of its layers")
+    kinds = {_notes(entry).get("blob-fs-type") or "ext4" for entry in entries}
+    if kinds != {"ext4"}:
+        raise Unsupported(
+            f"{what} has a file system of type {', '.join(sorted(kinds - {'ext4'}))}; guests boot from ext4", "convert it with ext4"
+        )
+    if _notes(entries[-1]).get("acceleration-layer") == "yes":
+        layers = layers[:-1]  # a trace of reads and no data
+    if not layers:
+        raise DataCorrupt(f"{what} has no layer with data")
+    return Manifest(config, tuple(layers), native=True)
 
 
 def parse_config(raw: bytes, manifest: Manifest, platform: Platform, what: str) -> ImageConfig:
@@ -114,6 +159,8 @@ def parse_config(raw: bytes, manifest: Manifest, platform: Platform, what: str) 
         raise InvalidInput(f"{what} is made for {made_for}, not for {platform}")
     rootfs = document.get("rootfs")
     diff_ids = _texts(rootfs.get("diff_ids"), what) if isinstance(rootfs, dict) else None
+    if diff_ids is not None and manifest.native:
+        diff_ids = diff_ids[: len(manifest.layers)]  # one more may be that of a trace
     if diff_ids is None or len(diff_ids) != len(manifest.layers) or not all(map(DIGEST.fullmatch, diff_ids)):
         raise DataCorrupt(f"{what}: its configuration names other layers than its manifest")
     run = document.get("config") or {}
@@ -165,3 +212,9 @@ def _texts(value: Any, what: str) -> tuple[str, ...] | None:
 def digest_of(raw: bytes) -> str:
     """The digest of a document as it came."""
     return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def digest_of_file(path: Path) -> str:
+    """The digest of a file of any size. Blocks."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.config.schema import ImagesConfig
@@ -23,10 +23,12 @@ from agentenv.core.errors import (
     DeadlineExceeded,
     HostNotReady,
     Internal,
+    InvalidInput,
     NotFound,
     PermissionDenied,
     StorageFull,
     Unavailable,
+    Unsupported,
 )
 from agentenv.core.images import ImageConfig, Platform
 from agentenv.host.command import Progress, run_command
@@ -104,11 +106,25 @@ class Registry:
             else:
                 leftover.unlink(missing_ok=True)
 
-    def resolve(self, text: str, credentials: Credentials | None = None, platform: Platform = Platform()) -> ResolvedImage:  # noqa: B008
-        """The manifest that a name means. InvalidInput, PermissionDenied, NotFound, Unavailable, HostNotReady."""
+    def parse(self, text: str) -> ImageReference:
+        """The image that a name means, if the node may use it. InvalidInput, PermissionDenied."""
         reference = references.parse(text, self._config.default_registry)
         references.check_allowed(reference, self._config.allow, self._config.deny)
-        return self._at_first_place(reference, lambda place: self._resolve_at(reference, place, credentials, platform))
+        return reference
+
+    def push(self, layout: Path, target: ImageReference, credentials: Credentials | None) -> None:
+        """Send the image of an OCI layout, whose blobs are in `blobs`, as it is; blobs that the registry has are not sent.
+
+        A blob that is missing here must be there. PermissionDenied, Unavailable, NotFound, HostNotReady, DeadlineExceeded.
+        """
+        words = ("--preserve-digests", "--src-shared-blob-dir", str(self.blobs.folder), f"oci:{layout}:image", f"docker://{target.exact}")
+        self._ask(target, target, credentials, "copy", "--quiet", *words, side="dest-")
+
+    def resolve(self, text: str, credentials: Credentials | None = None, platform: Platform = Platform()) -> ResolvedImage:  # noqa: B008
+        """The manifest that a name means. InvalidInput, PermissionDenied, NotFound, Unavailable, HostNotReady."""
+        reference = self.parse(text)
+        found = self._at_first_place(reference, lambda place: self._resolve_at(reference, place, credentials, platform))
+        return self._twin(found, credentials)
 
     def pull(self, image: ResolvedImage, credentials: Credentials | None, progress: Progress) -> LocalImage:
         """Bring what the cache lacks. The blobs are those of the manifest, each with the digest it names."""
@@ -122,6 +138,28 @@ class Registry:
         raw = self.blobs.read(image.manifest.config.digest, manifests.CONFIG_BYTES_MAX)
         config = manifests.parse_config(raw, image.manifest, image.platform, what)
         return LocalImage(what, image.digest, image.manifest, config, self.blobs)
+
+    def configuration(self, image: ResolvedImage, credentials: Credentials | None) -> ImageConfig:
+        """What an image says about running it; its layers stay where they are."""
+        what = str(image.reference)
+        raw = self._ask(image.found_at, image.reference, credentials, "inspect", "--config", "--raw", f"docker://{image.found_at.exact}")
+        if manifests.digest_of(raw) != image.manifest.config.digest:
+            raise DataCorrupt(f"{what}: the registry sent another configuration than {image.manifest.config.digest}", "pull again")
+        return manifests.parse_config(raw, image.manifest, image.platform, what)
+
+    def _twin(self, image: ResolvedImage, credentials: Credentials | None) -> ResolvedImage:
+        """The overlaybd-native image that refers to this one by the tag scheme of OCI's referrers, or the image itself."""
+        if image.manifest.native or image.found_at.registry not in self._config.twins:
+            return image
+        what = f"{image.reference} (its referrers)"
+        place = replace(image.found_at, tag=image.digest.replace(":", "-"), digest=None)
+        try:
+            raw = self._ask(place, image.reference, credentials, "inspect", "--raw", f"docker://{place.exact}")
+            for entry in manifests.referrers(manifests.load(raw, what), what):
+                return self._resolve_at(image.reference, place.at(entry), credentials, image.platform)
+        except (NotFound, Unsupported, InvalidInput):
+            pass  # there is none, or none for this platform
+        return image
 
     def _at_first_place(self, reference: ImageReference, ask: Callable[[ImageReference], ResolvedImage]) -> ResolvedImage:
         *mirrors, origin = references.pull_names(reference, self._config.mirrors)
@@ -174,7 +212,8 @@ class Registry:
         source = f"docker://{image.found_at.exact}"
         with self._layout() as layout:
             # skopeo waits as long as a registry that limits its callers asks it to, a few times.
-            target = ("--dest-shared-blob-dir", str(self.blobs.folder), source, f"oci:{layout}:image")
+            options = ("--dest-oci-accept-uncompressed-layers", "--dest-shared-blob-dir", str(self.blobs.folder))
+            target = (*options, source, f"oci:{layout}:image")
             while wanted := missing():
                 try:
                     self._ask(image.found_at, image.reference, credentials, "copy", "--quiet", *target, watch=watch)
@@ -204,12 +243,13 @@ class Registry:
         verb: str,
         *words: str,
         watch: Callable[[], None] | None = None,
+        side: str = "src-",
     ) -> bytes:
         program = find_program("skopeo")
         if program is None:
             raise HostNotReady("images come through skopeo, and this machine has none", _INSTALL)
         self.blobs.folder.mkdir(parents=True, exist_ok=True)
-        side = "src-" if verb == "copy" else ""
+        side = side if verb == "copy" else ""  # which of the two the registry is
         options = ["--retry-times", str(_TRIES)] if verb == "copy" else []
         if place.registry in self._config.insecure_registries:
             options.append(f"--{side}tls-verify=false")

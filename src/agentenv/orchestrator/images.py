@@ -16,13 +16,13 @@ from pathlib import Path
 
 from agentenv.core.builds import Registry as RegistryAccount
 from agentenv.core.builds import Step, StepKind
-from agentenv.core.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, StorageFull, Unavailable, Unsupported
+from agentenv.core.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
 from agentenv.core.ids import new_snapshot_id
-from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, Platform
+from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, ImageConfig, ImageLayer, Platform
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.host.command import Progress, no_progress
 from agentenv.host.files import require_free
-from agentenv.image import archives, reference
+from agentenv.image import archives, native, reference
 from agentenv.image.credentials import Credentials
 from agentenv.image.registry import LocalImage, ResolvedImage
 from agentenv.orchestrator.collect import make_room
@@ -50,6 +50,18 @@ class _Flight:
     def _tell(self, step: str, done: int | None, total: int | None) -> None:
         for listener in list(self.listeners):
             listener(step, done, total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Layers in the store that make an image."""
+
+    digest: str
+    platform: Platform
+    layers: tuple[ImageLayer, ...]
+    config: ImageConfig
+    disk_mb: int
+    imported: bool
 
 
 class Images:
@@ -192,6 +204,12 @@ class Images:
 
     async def _fetch(self, resolved: ResolvedImage, credentials: Credentials | None, name: str, report: Progress) -> Image:
         await self._require_free()
+        if resolved.manifest.native and self._parts.config.images.lazy:
+            try:
+                return await self._adopt(resolved, credentials, name, report)
+            except (Unavailable, PermissionDenied) as error:
+                # blockd knows no credential helpers and fewer certificates than the program that pulls: that has the last word.
+                report(f"download it whole, since it cannot be read as needed: {error.message}", None, None)
         local = await asyncio.to_thread(self._parts.image_registry.pull, resolved, credentials, report)
         return await self._convert(local, name, resolved.platform, report, imported=False)
 
@@ -213,18 +231,36 @@ class Images:
             await asyncio.to_thread(shutil.rmtree, work, True)
 
     async def _convert(self, local: LocalImage, name: str, platform: Platform, report: Progress, *, imported: bool) -> Image:
+        if local.manifest.native:
+            with self._parts.layers.announced(*native.planned(local.manifest.layers)):
+                disk = await self._parts.native_images.take(local.manifest.layers, local.blobs)
+                made = _Made(local.digest, platform, disk.layers, local.config, disk.disk_mb, imported)
+                return await self._keep(made, name)
         local = await self._parts.image_converter.complete(local)
-        snapshot_id = new_snapshot_id()
-        with (
-            self._parts.layers.announced(*self._parts.image_converter.planned(local.config.diff_ids)),
-            self._parts.shared.using(snapshot_id),
-        ):
+        with self._parts.layers.announced(*self._parts.image_converter.planned(local.config.diff_ids)):
             converted = await self._parts.image_converter.convert(local, report)
+            made = _Made(local.digest, platform, converted.layers, converted.config, self._parts.config.guest.disk_mb, imported)
+            return await self._keep(made, name)
+
+    async def _adopt(self, resolved: ResolvedImage, credentials: Credentials | None, name: str, report: Progress) -> Image:
+        """An image whose layers stay in the registry until they are needed."""
+        manifest, place = resolved.manifest, resolved.found_at
+        login = credentials if place.registry == resolved.reference.registry else None
+        config = await asyncio.to_thread(self._parts.image_registry.configuration, resolved, credentials)
+        with self._parts.layers.announced(*native.planned(manifest.layers)):
+            disk = await self._parts.native_images.adopt(manifest.layers, place, login, report)
+            return await self._keep(_Made(resolved.digest, resolved.platform, disk.layers, config, disk.disk_mb, False), name)
+
+    async def _keep(self, made: _Made, name: str) -> Image:
+        """Record layers, which the caller has announced, as an image with a snapshot of their disk."""
+        snapshot_id = new_snapshot_id()
+        with self._parts.shared.using(snapshot_id):
             now_ms = self._parts.clock.now_ms()
-            made = Image(local.digest, (name,), platform, converted.layers, converted.config, snapshot_id, now_ms, now_ms, imported)
+            image = Image(made.digest, (name,), made.platform, made.layers, made.config, snapshot_id, now_ms, now_ms, made.imported)
             self._parts.paths.snapshot(snapshot_id).mkdir(parents=True)
-            await self._parts.store.add_snapshot(Snapshot(snapshot_id, self._machine, self._parts.identity, (), made.layer_ids, now_ms))
-            return await self._record(made, name)
+            machine = replace(self._machine, disk_mb=made.disk_mb)
+            await self._parts.store.add_snapshot(Snapshot(snapshot_id, machine, self._parts.identity, (), image.layer_ids, now_ms))
+            return await self._record(image, name)
 
     async def _record(self, image: Image, name: str) -> Image:
         """Record the image as called `name`, which it takes from whatever had it, and as used now."""
@@ -254,19 +290,22 @@ class Images:
 
     def _base(self, image: Image, name: str) -> Base:
         config = image.config
+        snapshot = self._parts.store.snapshot(image.snapshot_id)
         wanted = Context(config.user or IMAGE_USER, config.working_dir or IMAGE_WORKDIR, config.env_vars)
         return Base(
             origin=f"image {image.digest} {image.layers[-1].layer_id}",
             label=f"{name}@{image.digest}",
             snapshot_id=image.snapshot_id,
-            machine=self._machine,
+            machine=self._machine if snapshot is None else replace(self._machine, disk_mb=snapshot.machine.disk_mb),
             context=replace(wanted, user="root", workdir="/"),
             preparation=(_literal("USER", wanted.user), _literal("WORKDIR", wanted.workdir)),
         )
 
     def _is_current(self, image: Image) -> bool:
         """Whether it was converted as this node converts now, and its files are there."""
-        is_so = list(image.layer_ids) == self._parts.image_converter.planned(image.config.diff_ids)
+        is_so = all(map(native.is_native, image.layer_ids)) or list(image.layer_ids) == self._parts.image_converter.planned(
+            image.config.diff_ids
+        )
         return is_so and all(self._parts.layers.path(layer_id).exists() for layer_id in image.layer_ids)
 
     def _named(self, name: str) -> Image | None:

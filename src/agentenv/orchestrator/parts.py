@@ -26,6 +26,7 @@ from agentenv.guest.client import GuestClient
 from agentenv.host.file_cache import FileCache
 from agentenv.host.files import disk_use
 from agentenv.image.convert import Converter
+from agentenv.image.native import NativeImages
 from agentenv.image.registry import Registry
 from agentenv.network.slots import SlotPool
 from agentenv.orchestrator.metric_history import MetricHistory
@@ -63,6 +64,7 @@ class Parts:
     shared: Shared
     image_registry: Registry
     image_converter: Converter
+    native_images: NativeImages
     disk_use: Callable[[Path], DiskUse] = disk_use
 
 

@@ -7,13 +7,14 @@ daemon would let pass but must never happen is collected in `violations`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentenv.block.client import PROTOCOL, Capture, Stack, Upper
+from agentenv.block.client import PROTOCOL, Capture, RemoteBlob, Stack, Upper, Written
 from agentenv.core.errors import Conflict, InvalidInput, NotFound
 from agentenv.testing.failpoints import Failpoints
 
@@ -259,6 +260,18 @@ class FakeBlocks:
             merged.update(read_layer(path))
         output.write_text(json.dumps(merged))
         return output.stat().st_size
+
+    async def pack(self, layer: Path, output: Path) -> Written:
+        """A fake layer is packed as it is."""
+        await self._points.hit("blocks.pack")
+        output.write_bytes(layer.read_bytes())
+        return Written(output.stat().st_size, hashlib.sha256(output.read_bytes()).hexdigest())
+
+    async def add_remote(self, output: Path, blob: RemoteBlob, login: tuple[str, str] | None = None) -> int:
+        """An empty layer that remembers where it is from."""
+        await self._points.hit("blocks.add_remote")
+        output.write_text(json.dumps({"remote": f"{blob.blobs_url}/{blob.digest}"}))
+        return _SIZE_BYTES
 
     async def shutdown(self, force: bool = False) -> None:
         """Close everything."""

@@ -21,6 +21,7 @@ from agentenv.core.references import DEFAULT_TAG
 from agentenv.core.storage import DiskUse
 from agentenv.host import native
 from agentenv.image.convert import Converter
+from agentenv.image.native import NativeImages
 from agentenv.image.registry import Registry
 from agentenv.network.layout import Layout
 from agentenv.orchestrator import reconcile, sweep
@@ -150,6 +151,7 @@ class FakeNode:
             shared=Shared(self.config.limits.starts_at_once),
             image_registry=Registry(self.paths.cache, self.config.images),
             image_converter=Converter(layers, native.FOLDER / "imagefs", self.config.images, self.config.guest.disk_mb),
+            native_images=NativeImages(layers, blocks, self.config.images),
             disk_use=self.disk_use,
         )
 

@@ -91,22 +91,30 @@ def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _certificate(folder: Path) -> Path:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "registry of the tests")])
+    """An authority of its own and a certificate of the registry; returns the authority's."""
     now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of the tests")])
+    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+
+    def signed(name: x509.Name, holder: ec.EllipticCurvePrivateKey, is_ca: bool) -> bytes:
+        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(issuer)
+            .public_key(holder.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        )
+        if not is_ca:
+            builder = builder.add_extension(address, critical=False)
+        return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    (folder / "ca.pem").write_bytes(signed(issuer, authority, True))
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "registry of the tests")])
+    (folder / "cert.pem").write_bytes(signed(own, key, False))
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (folder / "key.pem").write_bytes(private)
-    return folder / "cert.pem"
+    return folder / "ca.pem"

@@ -24,7 +24,7 @@ pub enum RemoteError {
         reason: String,
     },
     /// No good answer in time, after several tries.
-    #[error("{address}: no answer after {tries} tries: {reason}")]
+    #[error("{address}: no good answer in {tries} tries: {reason}")]
     Unavailable {
         /// What was asked for.
         address: String,

@@ -65,6 +65,31 @@ impl Reply<'_> {
     }
 }
 
+/// Why no reply came.
+#[derive(Debug)]
+pub struct NoReply {
+    /// What was met.
+    pub reason: String,
+    /// Whether asking again may help: the server is not who it should be, or our own
+    /// files about it are of no use.
+    pub is_final: bool,
+}
+
+impl From<ureq::Error> for NoReply {
+    fn from(error: ureq::Error) -> NoReply {
+        let is_final = match &error {
+            // What the TLS library says of a certificate arrives as such an error.
+            ureq::Error::Io(cause) => cause.kind() == std::io::ErrorKind::InvalidData,
+            ureq::Error::Rustls(_) | ureq::Error::Tls(_) | ureq::Error::BadUri(_) => true,
+            _ => false,
+        };
+        NoReply {
+            reason: error.to_string(),
+            is_final,
+        }
+    }
+}
+
 struct Permit<'a>(&'a Http);
 
 impl Drop for Permit<'_> {
@@ -92,17 +117,18 @@ impl Http {
         address: &Address,
         headers: &[(&str, String)],
         check_certificate: bool,
-    ) -> Result<Reply<'_>, String> {
+    ) -> Result<Reply<'_>, NoReply> {
         let permit = self.permit();
-        let agent = self.agent(&address.host, check_certificate)?;
+        let agent = self.agent(&address.host, check_certificate);
+        let agent = agent.map_err(|reason| NoReply {
+            reason,
+            is_final: true,
+        })?;
         let mut request = agent.get(address.text());
         for (name, value) in headers {
             request = request.header(*name, value);
         }
-        let (parts, body) = request
-            .call()
-            .map_err(|error| error.to_string())?
-            .into_parts();
+        let (parts, body) = request.call()?.into_parts();
         Ok(Reply {
             status: parts.status.as_u16(),
             headers: parts.headers,

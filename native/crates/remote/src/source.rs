@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::address::{self, Address};
 use crate::auth::{self, Challenge, Granted, Logins};
 use crate::error::RemoteError;
-use crate::http::{Http, Reply};
+use crate::http::{Http, NoReply, Reply};
 use crate::stub::Stub;
 
 /// Redirects followed for one request.
@@ -177,7 +177,7 @@ impl Source {
         let reply = self
             .http
             .get(address, &headers, self.stub.check_certificate);
-        reply.map_err(|reason| Failure::Again(reason, None))
+        reply.map_err(|no_reply| self.unanswered("", &no_reply))
     }
 
     /// The header to send now, if one was granted and lasts.
@@ -254,9 +254,8 @@ impl Source {
         let reply = self
             .http
             .get(address, &headers, self.stub.check_certificate);
-        let mut reply = reply.map_err(|reason| {
-            Failure::Again(format!("token server {}: {reason}", address.host), None)
-        })?;
+        let who = format!("token server {}: ", address.host);
+        let mut reply = reply.map_err(|no_reply| self.unanswered(&who, &no_reply))?;
         match reply.status {
             200 => auth::read_token(reply.body.as_reader()).map_err(|reason| {
                 Failure::Again(format!("token server {}: {reason}", address.host), None)
@@ -346,6 +345,18 @@ impl Source {
             )));
         }
         Ok(range.start)
+    }
+
+    fn unanswered(&self, who: &str, no_reply: &NoReply) -> Failure {
+        let reason = format!("{who}{}", no_reply.reason);
+        if !no_reply.is_final {
+            return Failure::Again(reason, None);
+        }
+        Failure::Final(RemoteError::Unavailable {
+            address: self.stub.address(),
+            tries: 1,
+            reason,
+        })
     }
 
     fn wrong(&self, reason: String) -> Failure {

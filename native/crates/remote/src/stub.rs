@@ -10,12 +10,15 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use crate::address;
 use crate::error::RemoteError;
 
+/// Stubs written by this process, for names of unfinished ones.
+static WRITES: AtomicU64 = AtomicU64::new(0);
 /// How a stub starts; no layer, archive or compressed file does.
 pub const MAGIC: &[u8] = b"AgentENV remote layer 1\n";
 /// Longest stub.
@@ -87,8 +90,10 @@ impl Stub {
 
     /// Writes the stub; an older file stays until the new one is complete.
     pub fn write(&self, path: &Path) -> io::Result<()> {
+        // Several may write it at once: each what the layer is, and one stays.
+        let number = WRITES.fetch_add(1, Ordering::Relaxed);
         let mut name = path.as_os_str().to_owned();
-        name.push(".new");
+        name.push(format!(".{}-{number}.new", std::process::id()));
         let temporary = std::path::PathBuf::from(name);
         let write = || {
             let mut file = File::create(&temporary)?;

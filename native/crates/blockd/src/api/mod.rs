@@ -317,15 +317,23 @@ async fn commit_layers(State(app): Shared, body: WholeBody) -> Result<impl IntoR
                 "list at least one layer in lowers",
             ));
         }
-        let options = commit_options(&request)?;
+        let mut options = commit_options(&request)?;
         let _claim = app.outputs.claim(&request.output)?;
         let lowers = Lowers::open(app.registry.opener(), &request.lowers)?;
+        if request.keep_uuid {
+            let top = lowers.layers().last();
+            options.uuid = top.map(|layer| layer.trailer().uuid.clone());
+        }
         written(lsmt::commit(&lowers, &request.output, &options)?)
     })
     .await
 }
 
 fn commit_options(request: &CommitRequest) -> Result<CommitOptions, ApiError> {
+    if request.keep_uuid && request.uuid.is_some() {
+        let message = "a layer cannot keep its uuid and get another";
+        return Err(ApiError::invalid(message, "give uuid or keep_uuid"));
+    }
     let uuid = |text: &String| {
         parse_uuid(text).ok_or_else(|| {
             let message = format!("{text:?} is not a UUID");

@@ -284,6 +284,9 @@ pub struct CommitRequest {
     /// Identity of the layer; a random one when absent.
     #[serde(default)]
     pub uuid: Option<String>,
+    /// Take the identity of the top layer, which the result stands for.
+    #[serde(default)]
+    pub keep_uuid: bool,
     /// Identity of the layer below; that of the bottom layer's when absent.
     #[serde(default)]
     pub parent_uuid: Option<String>,

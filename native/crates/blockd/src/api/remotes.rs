@@ -93,7 +93,6 @@ fn add_now(app: &App, request: AddRemote) -> Result<RemoteLayer, ApiError> {
     let hint = "take the values from the image's manifest";
     stub.check()
         .map_err(|reason| ApiError::invalid(reason, hint))?;
-    let _claim = app.outputs.claim(&request.output)?;
     if let Some(login) = request.login {
         remotes.give_login(&stub.blobs_url, login);
     }
