@@ -36,6 +36,7 @@ from agentenv.host.open_files import raise_open_files
 from agentenv.host.tsc import tsc_khz
 from agentenv.image.convert import Converter
 from agentenv.image.native import NativeImages
+from agentenv.image.push import Publisher
 from agentenv.image.registry import Registry
 from agentenv.network.layout import GUEST_IP, Layout, boot_settings
 from agentenv.network.slots import SlotPool, remove_all
@@ -202,6 +203,7 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
     vmm = QemuDriver(QemuSettings(assets.qemu.argv, assets.qemu.version, assets.accelerator, rate_khz, config.vmm.code_cache_mb))
     identity: VmIdentity = vmm.identity(assets.kernel.sha256, assets.initramfs.digest)
     slots = SlotPool(Layout(config.network.pool_cidr, paths.tag), config.network.denied_cidrs, config.network.slots_ready)
+    registry = Registry(paths.cache, config.images, reserve_bytes)
     return Parts(
         config=config,
         paths=paths,
@@ -221,9 +223,10 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         ),
         secrets=Vault(store.secrets, paths.secret_key, clock),
         shared=Shared(config.limits.starts_at_once),
-        image_registry=Registry(paths.cache, config.images, reserve_bytes),
+        image_registry=registry,
         image_converter=Converter(layers, native.program("imagefs"), config.images, config.guest.disk_mb, reserve_bytes),
         native_images=NativeImages(layers, blocks, config.images),
+        image_publisher=Publisher(paths.cache, registry, layers, blocks),
     )
 
 

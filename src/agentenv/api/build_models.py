@@ -74,6 +74,13 @@ class PullImageBody(Body):
     registry: RegistryBody | None = None
 
 
+class PushImageBody(Body):
+    """`POST /templates/{template}/push`."""
+
+    name: str = Field(min_length=1, max_length=1024)
+    registry: RegistryBody | None = None
+
+
 _REGISTRY_FIELDS = {
     "registry": ("username", "password"),
     "aws": ("awsAccessKeyId", "awsSecretAccessKey", "awsRegion"),

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from agentenv.core.clock import rfc3339
 from agentenv.core.images import Image
+from agentenv.image.push import Pushed
 from agentenv.orchestrator.layer_uses import LayerUse
 
 
@@ -40,6 +41,25 @@ class LayerUseView(TypedDict):
     layerID: str
     sizeBytes: int
     users: list[str]
+
+
+class PushedView(TypedDict):
+    """An image that was pushed. Its layers are overlaybd's."""
+
+    reference: str
+    digest: str
+    sizeBytes: int
+    layers: list[dict[str, Any]]
+
+
+def pushed_view(pushed: Pushed) -> PushedView:
+    """What a registry has now."""
+    return {
+        "reference": pushed.reference,
+        "digest": pushed.digest,
+        "sizeBytes": sum(layer.size_bytes for layer in pushed.layers),
+        "layers": [{"digest": layer.digest, "sizeBytes": layer.size_bytes} for layer in pushed.layers],
+    }
 
 
 def image_view(image: Image) -> ImageView:

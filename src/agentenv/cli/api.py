@@ -183,6 +183,11 @@ class Api:
         """Bring an image as an archive."""
         return self._followed("/images/import", report, params={"name": name}, content=content)
 
+    def push_image(self, template: str, name: str, registry: dict[str, str] | None, report: Callable[..., object]) -> dict[str, Any]:
+        """Publish a template's root file system as an image."""
+        body: dict[str, Any] = {"name": name} | ({"registry": registry} if registry else {})
+        return self._followed(f"/templates/{_segment(template)}/push", report, json=body)
+
     def layers(self) -> list[dict[str, Any]]:
         """All layers of the node's disk."""
         return list(self._call("GET", "/layers")[0])

@@ -160,6 +160,7 @@ def _config(disk: Disk, blobs: Sequence[Descriptor]) -> dict[str, Any]:
             "User": context.user,
             "WorkingDir": context.workdir,
             "Env": [f"{name}={value}" for name, value in sorted(context.env_vars.items())],
+            **({"Cmd": ["/bin/sh", "-c", context.service.start]} if context.service else {}),
         },
         "rootfs": {"type": "layers", "diff_ids": [blob.digest for blob in blobs]},
     }

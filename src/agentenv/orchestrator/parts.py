@@ -27,6 +27,7 @@ from agentenv.host.file_cache import FileCache
 from agentenv.host.files import disk_use
 from agentenv.image.convert import Converter
 from agentenv.image.native import NativeImages
+from agentenv.image.push import Publisher
 from agentenv.image.registry import Registry
 from agentenv.network.slots import SlotPool
 from agentenv.orchestrator.metric_history import MetricHistory
@@ -65,6 +66,7 @@ class Parts:
     image_registry: Registry
     image_converter: Converter
     native_images: NativeImages
+    image_publisher: Publisher
     disk_use: Callable[[Path], DiskUse] = disk_use
 
 

@@ -27,6 +27,7 @@ from agentenv.core.network import NetworkSettings
 from agentenv.core.storage import Collection
 from agentenv.host.command import Progress, no_progress
 from agentenv.image.credentials import Credentials
+from agentenv.image.push import Pushed
 from agentenv.orchestrator.layer_uses import LayerUse
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
@@ -73,6 +74,10 @@ class Orchestrator(Protocol):
     @property
     def images(self) -> ImageLibrary:
         """The node's images."""
+        ...
+
+    async def push(self, template: str, name: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Pushed:
+        """Publish a template's disk as an image; `progress` may be called on any thread."""
         ...
 
     async def layers(self) -> list[LayerUse]:

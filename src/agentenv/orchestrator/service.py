@@ -24,6 +24,9 @@ from agentenv.core.model import (
 )
 from agentenv.core.network import NetworkSettings
 from agentenv.core.storage import Collection
+from agentenv.host.command import Progress, no_progress
+from agentenv.image.credentials import Credentials
+from agentenv.image.push import Pushed
 from agentenv.orchestrator import (
     checkpoint,
     collect,
@@ -43,6 +46,7 @@ from agentenv.orchestrator import (
 from agentenv.orchestrator.images import Images
 from agentenv.orchestrator.layer_uses import LayerUse, layer_uses
 from agentenv.orchestrator.parts import Parts
+from agentenv.orchestrator.publish import publish
 from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.orchestrator.workshop import VmWorkshop
 from agentenv.secret.vault import Vault
@@ -294,6 +298,10 @@ class Orchestrator:
         """Note whether a template is for everyone."""
         parts = self._parts
         return await self._whole(templates.set_public(parts.store, reference, is_public, parts.clock.now_ms()), "set public")
+
+    async def push(self, template: str, name: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Pushed:
+        """Publish a template's disk as an image in a registry; only blobs that the registry lacks are sent."""
+        return await self._whole(publish(self._parts, template, name, credentials, progress), "push")
 
     async def layers(self) -> list[LayerUse]:
         """Every layer of the node's store, what uses it and what it takes; the largest first."""

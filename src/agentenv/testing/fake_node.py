@@ -22,6 +22,7 @@ from agentenv.core.storage import DiskUse
 from agentenv.host import native
 from agentenv.image.convert import Converter
 from agentenv.image.native import NativeImages
+from agentenv.image.push import Publisher
 from agentenv.image.registry import Registry
 from agentenv.network.layout import Layout
 from agentenv.orchestrator import reconcile, sweep
@@ -132,6 +133,7 @@ class FakeNode:
         blocks = FakeBlocks(self.devices, points)
         vmm = FakeVmm(self.processes, points)
         store = FailingStore(self.paths.database, self.clock, points)
+        registry = Registry(self.paths.cache, self.config.images)
         return Parts(
             config=self.config,
             paths=self.paths,
@@ -149,9 +151,10 @@ class FakeNode:
             secrets=Vault(store.secrets, self.paths.secret_key, self.clock),
             boot=BootSpec(Path("kernel"), Path("initramfs"), ""),
             shared=Shared(self.config.limits.starts_at_once),
-            image_registry=Registry(self.paths.cache, self.config.images),
+            image_registry=registry,
             image_converter=Converter(layers, native.FOLDER / "imagefs", self.config.images, self.config.guest.disk_mb),
             native_images=NativeImages(layers, blocks, self.config.images),
+            image_publisher=Publisher(self.paths.cache, registry, layers, blocks),
             disk_use=self.disk_use,
         )
 

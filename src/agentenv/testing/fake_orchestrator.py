@@ -22,7 +22,17 @@ from agentenv.core import checkpoints as tree
 from agentenv.core import ids, templates
 from agentenv.core.builds import BuildJob, CachedStep
 from agentenv.core.clock import Clock, SystemClock, rfc3339
-from agentenv.core.errors import AgentEnvError, Conflict, GuestUnresponsive, Internal, InvalidInput, LimitReached, NotFound, Unavailable
+from agentenv.core.errors import (
+    AgentEnvError,
+    Conflict,
+    GuestUnresponsive,
+    Internal,
+    InvalidInput,
+    LimitReached,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
 from agentenv.core.lifecycle import CAPTURING, SERVING, VISIBLE, State, is_allowed
 from agentenv.core.model import (
     Build,
@@ -44,6 +54,10 @@ from agentenv.core.network import NetworkSettings
 from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG, parse_new_name
 from agentenv.core.storage import Collection, DiskUse
+from agentenv.host.command import Progress, no_progress
+from agentenv.image.credentials import Credentials
+from agentenv.image.manifest import Descriptor
+from agentenv.image.push import Pushed
 from agentenv.orchestrator import templates as administration
 from agentenv.orchestrator.layer_uses import LayerUse
 from agentenv.secret.vault import Vault
@@ -184,6 +198,14 @@ class FakeOrchestrator:
         return self._sandboxes[sandbox_id]
 
     # -- the protocol
+
+    async def push(self, template: str, name: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Pushed:
+        """The registry takes all but `denied` from callers without credentials."""
+        administration.resolve(self._book, template)
+        await asyncio.to_thread(progress, "pack the layers", 1, 1)
+        if "denied" in name and credentials is None:
+            raise PermissionDenied(f"image '{name}': denied", "give credentials")
+        return Pushed(name, f"sha256:{'d' * 64}", (Descriptor("", f"sha256:{'e' * 64}", 2000),))
 
     async def layers(self) -> list[LayerUse]:
         """The layers of its images."""

@@ -107,3 +107,16 @@ async def test_a_caller_that_leaves_does_not_end_the_pull(live_port: int, live_o
 async def test_a_key_is_asked_for(stranger: httpx.AsyncClient):
     for method, path in (("GET", "/images"), ("GET", "/layers"), ("POST", "/images/pull"), ("DELETE", "/images/x")):
         assert (await stranger.request(method, path)).status_code == 401
+
+
+async def test_a_template_is_pushed(client: httpx.AsyncClient):
+    registry = {"type": "registry", "username": "u", "password": "p"}
+    said = lines(await client.post("/templates/base/push", json={"name": "r/denied:1", "registry": registry}))
+    assert said[0] == {"step": "pack the layers", "done": 1, "total": 1}
+    pushed = said[-1]["image"]
+    assert (pushed["reference"], pushed["sizeBytes"], len(pushed["layers"])) == ("r/denied:1", 2000, 1)
+    said = lines(await client.post("/templates/base/push", json={"name": "r/denied:1"}))
+    assert said[-1]["error"]["error_code"] == "permission_denied"
+    missing = await client.post("/templates/nothing/push", json={"name": "r/x"})
+    assert (missing.status_code, missing.json()["error_code"]) == (404, "not_found")
+    assert (await client.post("/templates/base/push", json={})).status_code == 400

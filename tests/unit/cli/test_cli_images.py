@@ -80,3 +80,17 @@ def test_images_that_are_files_and_folders(aenv: Aenv, images, tmp_path):
     with tarfile.open(fileobj=io.BytesIO(images.received[1])) as archive:
         assert "./index.json" in archive.getnames()
     assert aenv("image", "import", str(tmp_path / "missing"), "x").exit_code == 2
+
+
+def test_a_push_tells_how_far_it_is_and_prints_the_digest(aenv: Aenv):
+    pushed = aenv("image", "push", "base", "registry:5000/tool:1")
+    assert (pushed.exit_code, pushed.stdout) == (0, f"sha256:{'d' * 64}\n")
+    assert "pack the layers" in pushed.stderr
+    argv = ["img", "push", "base", "r/denied", "-u", "me", "--password-stdin", "--json"]
+    allowed = CliRunner().invoke(cli, argv, env=aenv.server.environment, input="secret\n", prog_name="aenv")
+    assert json.loads(allowed.stdout)["sizeBytes"] == 2000
+    refused = aenv("image", "push", "base", "r/denied")
+    assert refused.exit_code != 0
+    assert "denied" in refused.stderr
+    assert aenv("image", "push", "base", "r/x", "-u", "me").exit_code == 2
+    assert aenv("image", "push", "nothing", "r/x").exit_code == 3

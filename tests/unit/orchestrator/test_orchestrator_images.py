@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ from agentenv.config.schema import Config, GuestConfig, ImagesConfig, LimitsConf
 from agentenv.core.builds import Registry
 from agentenv.core.errors import Conflict, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
 from agentenv.image.credentials import Credentials
+from agentenv.image.manifest import OVERLAYBD
 from agentenv.testing.fake_node import FakeNode
 
 BOTTOM = layer(folder("etc"), member("etc/base", b"b" * 300_000))
@@ -231,3 +233,79 @@ async def test_an_image_that_goes_while_a_build_begins_ends_the_build(node: Fake
     await node.parts.store.images.put(replace(image, imported=False))
     with pytest.raises(Conflict, match="removed while"):
         await images.base("tool", None, lambda _: None)
+
+
+def push_native(place: RealRegistry, work: Path, name: str, *blobs: bytes, **annotations: str) -> str:
+    """An image with overlaybd's annotations; the layers of the fake blockd are JSON."""
+    layout = Layout.make(work / name.replace("/", "-").replace(":", "-"), blobs, packing="none", run=RUN)
+    for entry in layout.manifest["layers"]:
+        entry["annotations"] = {f"{OVERLAYBD}blob-digest": entry["digest"]} | {
+            f"{OVERLAYBD}{key}": value for key, value in annotations.items()
+        }
+    kind = layout.manifest["mediaType"]
+    entry = layout.blob(json.dumps(layout.manifest).encode(), kind)
+    layout.write_index([entry | {"annotations": {"org.opencontainers.image.ref.name": "image"}}])
+    tool("skopeo", "--insecure-policy", "copy", "-q", "--preserve-digests", "--dest-tls-verify=false", f"oci:{layout.folder}:image",
+         f"docker://{place.host}/{name}")  # fmt: skip
+    return f"{place.host}/{name}"
+
+
+NATIVE = (b'{"0": "bottom"}', b'{"1": "top"}')
+
+
+async def test_a_native_image_stays_in_the_registry(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    name = push_native(place, tmp_path, "native/tool:1", *NATIVE)
+    before = place.blobs_served()
+    image = await node.orchestrator.images.pull(name)
+    assert place.blobs_served() - before == 1, "the configuration"
+    assert [layer_id.partition("-")[0] for layer_id in image.layer_ids] == ["native", "native"]
+    assert layer_files(node) == set(image.layer_ids)
+    assert json.loads(node.parts.layers.path(image.layer_ids[0]).read_text())["remote"].startswith(
+        f"http://{place.host}/v2/native/tool/blobs/"
+    )
+    again = await node.orchestrator.images.pull(name)
+    assert (again.snapshot_id, again.digest) == (image.snapshot_id, image.digest)
+    base = await node.orchestrator.images.base(name, None, lambda _: None)
+    assert base.context.env_vars == {"A": "1", "B": "x=y"}
+    assert base.machine.disk_mb == 1, "the disk of the fake blockd, not the node's"
+    await node.orchestrator.images.remove(name)
+    await node.quiesce()
+    assert (layer_files(node), node.problems()) == (set(), [])
+
+
+async def test_what_cannot_be_read_as_needed_is_downloaded_whole(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    name = push_native(place, tmp_path, "whole/tool:1", *NATIVE)
+    said: list[str] = []
+    node.points.fail("blocks.add_remote", error=Unavailable("invalid peer certificate"))
+    image = await node.orchestrator.images.pull(name, None, lambda step, *_: said.append(step))
+    assert any("invalid peer certificate" in step for step in said)
+    assert [node.parts.layers.path(layer_id).read_bytes() for layer_id in image.layer_ids] == list(NATIVE)
+    await node.quiesce()
+    assert node.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"blob-fs-type": "erofs"}, "erofs"),
+        ({"turbo-oci/target-digest": "x"}, "TurboOCI"),
+        ({"blob-digest": "sha256:" + "0" * 64}, "TurboOCI"),
+    ],
+)
+async def test_other_kinds_of_overlaybd_images_are_refused(
+    annotations: dict[str, str], words: str, node: FakeNode, place: RealRegistry, tmp_path: Path
+):
+    name = push_native(place, tmp_path, "other/tool:1", *NATIVE, **annotations)
+    with pytest.raises(Unsupported, match=words):
+        await node.orchestrator.images.pull(name)
+
+
+async def test_a_template_is_pushed_as_an_image_of_its_disk(node: FakeNode, place: RealRegistry):
+    pushed = await node.orchestrator.push("base", f"{place.host}/pushed/base:1")
+    assert len(pushed.layers) == 1
+    image = await node.orchestrator.images.pull(pushed.reference)
+    assert image.digest == pushed.digest
+    with pytest.raises(NotFound):
+        await node.orchestrator.push("nothing", f"{place.host}/pushed/base:1")
+    await node.quiesce()
+    assert node.problems() == []

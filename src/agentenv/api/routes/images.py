@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from agentenv.api.build_models import PullImageBody, to_account
+from agentenv.api.build_models import PullImageBody, PushImageBody, to_account
 from agentenv.api.context import Context
 from agentenv.api.errors import error_body, full_message
-from agentenv.api.image_views import ImageView, LayerUseView, image_view, layer_use_view
-from agentenv.api.request_parts import body_chunks, json_body
+from agentenv.api.image_views import ImageView, LayerUseView, image_view, layer_use_view, pushed_view
+from agentenv.api.request_parts import body_chunks, json_body, template_in_path
 from agentenv.core.errors import AgentEnvError
-from agentenv.core.images import Image
 from agentenv.host.command import Progress
 from agentenv.orchestrator.images import credentials_of
 
+T = TypeVar("T")
 router = APIRouter()
 InPath = Annotated[str, Path()]
 _LINES_WAITING_MAX = 1000  # a caller that does not read misses some figures, never the end
@@ -54,13 +54,20 @@ async def delete(context: Context, reference: InPath) -> Response:
 async def pull(context: Context, body: Annotated[PullImageBody, Depends(json_body(PullImageBody))]) -> Response:
     """Bring an image from its registry, or see that it is here as the registry has it now."""
     credentials = credentials_of(to_account(body.registry))
-    return await _told(lambda progress: context.orchestrator.images.pull(body.name, credentials, progress))
+    return await _told(lambda progress: context.orchestrator.images.pull(body.name, credentials, progress), image_view)
 
 
 @router.post("/images/import")
 async def bring(request: Request, context: Context, name: Annotated[str, Query(max_length=1024)]) -> Response:
     """The image in the body: an archive of an OCI layout, of `docker save`, or of a root file system, compressed or not."""
-    return await _told(lambda progress: context.orchestrator.images.receive(name, body_chunks(request), progress))
+    return await _told(lambda progress: context.orchestrator.images.receive(name, body_chunks(request), progress), image_view)
+
+
+@router.post("/templates/{template}/push")
+async def push(context: Context, template: InPath, body: Annotated[PushImageBody, Depends(json_body(PushImageBody))]) -> Response:
+    """Publish a template's root file system as an overlaybd-native image; blobs that the registry has are not sent."""
+    credentials, wanted = credentials_of(to_account(body.registry)), template_in_path(template)
+    return await _told(lambda progress: context.orchestrator.push(wanted, body.name, credentials, progress), pushed_view)
 
 
 @router.get("/layers", response_model=None)
@@ -69,13 +76,17 @@ async def layers(context: Context) -> list[LayerUseView]:
     return [layer_use_view(layer) for layer in await context.orchestrator.layers()]
 
 
-async def _told(work: Callable[[Progress], Awaitable[Image]]) -> Response:
+async def _told(work: Callable[[Progress], Awaitable[T]], view: Callable[[T], object]) -> Response:
     """Lines of JSON while `work` goes on."""
     told: asyncio.Queue[tuple[str, int | None, int | None] | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
 
-    def tell(step: str, done: int | None, total: int | None) -> None:
+    def put(step: str, done: int | None, total: int | None) -> None:
         if told.qsize() < _LINES_WAITING_MAX:
             told.put_nowait((step, done, total))
+
+    def tell(step: str, done: int | None, total: int | None) -> None:
+        loop.call_soon_threadsafe(put, step, done, total)
 
     task = asyncio.ensure_future(work(tell))
     task.add_done_callback(lambda _: told.put_nowait(None))
@@ -93,16 +104,16 @@ async def _told(work: Callable[[Progress], Awaitable[Image]]) -> Response:
             while line is not None:
                 yield _line({"step": line[0], "done": line[1], "total": line[2]})
                 line = await told.get()
-            yield _line(_outcome(task))
+            yield _line(_outcome(task, view))
         finally:
             task.cancel()
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-def _outcome(task: asyncio.Future[Image]) -> dict[str, Any]:
+def _outcome(task: asyncio.Future[T], view: Callable[[T], object]) -> dict[str, Any]:
     try:
-        return {"image": image_view(task.result())}
+        return {"image": view(task.result())}
     except AgentEnvError as error:
         return {"error": error_body(error.status, full_message(error), error.code)}
 

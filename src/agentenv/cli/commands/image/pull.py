@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from agentenv.cli.output import ProgressReport, print_json
+from agentenv.cli.registry_account import account_options, read_account
 from agentenv.cli.verb import json_option, verb
 
 
 @verb("pull", section="Images")
 @click.argument("name")
-@click.option("--username", "-u", metavar="NAME", help="User of the registry.  [default: what the node's `docker login` left]")
-@click.option("--password-stdin", is_flag=True, help="Read the password of that user from standard input.")
+@account_options
 @json_option
 def command(name: str, username: str | None, password_stdin: bool, as_json: bool) -> None:
     """Bring the image NAME from its registry and print its digest.
@@ -23,11 +21,7 @@ def command(name: str, username: str | None, password_stdin: bool, as_json: bool
     """
     from agentenv.cli.api import Api
 
-    if (username is None) == password_stdin:
-        raise click.UsageError("--username and --password-stdin go together")
-    registry = None
-    if username is not None:
-        registry = {"type": "registry", "username": username, "password": sys.stdin.read().removesuffix("\n")}
+    registry = read_account(username, password_stdin)
     with Api() as api, ProgressReport() as report:
         image = api.pull_image(name, registry, report)
     if as_json:
