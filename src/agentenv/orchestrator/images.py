@@ -24,6 +24,7 @@ from agentenv.host.command import Progress, no_progress
 from agentenv.host.files import require_free
 from agentenv.image import archives, native, reference
 from agentenv.image.credentials import Credentials
+from agentenv.image.native import NativeDisk
 from agentenv.image.registry import LocalImage, ResolvedImage
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.parts import Parts
@@ -199,6 +200,8 @@ class Images:
         async with self._parts.shared.locked(resolved.digest):
             known = self._parts.store.images.get(resolved.digest)
             if known is not None and self._is_current(known):
+                if credentials is not None and resolved.manifest.native:
+                    await self._adopt_layers(resolved, credentials, report)  # blockd forgets logins when it restarts
                 return await self._record(replace(known, imported=False), name)
             return await self._fetch(resolved, credentials, name, report)
 
@@ -244,12 +247,15 @@ class Images:
 
     async def _adopt(self, resolved: ResolvedImage, credentials: Credentials | None, name: str, report: Progress) -> Image:
         """An image whose layers stay in the registry until they are needed."""
-        manifest, place = resolved.manifest, resolved.found_at
-        login = credentials if place.registry == resolved.reference.registry else None
         config = await asyncio.to_thread(self._parts.image_registry.configuration, resolved, credentials)
-        with self._parts.layers.announced(*native.planned(manifest.layers)):
-            disk = await self._parts.native_images.adopt(manifest.layers, place, login, report)
+        with self._parts.layers.announced(*native.planned(resolved.manifest.layers)):
+            disk = await self._adopt_layers(resolved, credentials, report)
             return await self._keep(_Made(resolved.digest, resolved.platform, disk.layers, config, disk.disk_mb, False), name)
+
+    async def _adopt_layers(self, resolved: ResolvedImage, credentials: Credentials | None, report: Progress) -> NativeDisk:
+        place = resolved.found_at
+        login = credentials if place.registry == resolved.reference.registry else None
+        return await self._parts.native_images.adopt(resolved.manifest.layers, place, login, report)
 
     async def _keep(self, made: _Made, name: str) -> Image:
         """Record layers, which the caller has announced, as an image with a snapshot of their disk."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.block.client import BlockClient, Stack, Upper
+from agentenv.block.client import BlockClient, RemoteBlob, Stack, Upper, Written
 from agentenv.core import errors
 
 STACK = {
@@ -109,6 +109,27 @@ async def test_captures_imports_and_commits(blockd: FakeBlockd, client: BlockCli
     assert blockd.asked[0][2] == {"pid": 42, "stack": "mem-1", "output": "/l/m.lsmt", "sync": False}
 
 
+async def test_layers_in_registries_and_packed_ones(blockd: FakeBlockd, client: BlockClient) -> None:
+    blockd.answer(200, {"output": "/l/n.lsmt", "virtual_size_bytes": 1 << 30, "uuid": "", "parent_uuid": "", "fetched_bytes": 5})
+    blob = RemoteBlob("https://r/v2/x/blobs", "sha256:1", 7)
+    assert await client.add_remote(Path("/l/n.lsmt"), blob, ("me", "secret")) == 1 << 30
+    blockd.answer(200, {"layers": [], "cache": {"used_bytes": 1}})
+    assert (await client.remotes())["cache"] == {"used_bytes": 1}
+    blockd.answer(200, {"size_bytes": 3, "sha256": "ab"})
+    assert await client.pack(Path("/l/a.lsmt"), Path("/out")) == Written(3, "ab")
+    remote, _, packed = (asked[2] for asked in blockd.asked)
+    assert remote == {
+        "output": "/l/n.lsmt",
+        "blobs_url": "https://r/v2/x/blobs",
+        "digest": "sha256:1",
+        "size_bytes": 7,
+        "check_certificate": True,
+        "login": {"username": "me", "password": "secret"},
+    }
+    compression = {"algorithm": "lz4", "block_bytes": 4096}
+    assert packed == {"lowers": ["/l/a.lsmt"], "output": "/out", "compression": compression, "tar": True, "keep_uuid": True}
+
+
 async def test_a_replacement_names_its_layers(blockd: FakeBlockd, client: BlockClient) -> None:
     blockd.answer(500, {"code": "io", "message": "", "hint": ""})
     with pytest.raises(errors.Internal):
@@ -121,6 +142,7 @@ async def test_a_replacement_names_its_layers(blockd: FakeBlockd, client: BlockC
 CODES = {
     "not_found": (404, errors.NotFound), "invalid_input": (400, errors.InvalidInput), "conflict": (409, errors.Conflict),
     "busy": (409, errors.Conflict), "storage_full": (507, errors.StorageFull), "corrupt": (500, errors.DataCorrupt),
+    "denied": (403, errors.PermissionDenied), "unavailable": (503, errors.Unavailable),
     "io": (500, errors.Internal), "internal": (500, errors.Internal), "of_a_newer_blockd": (418, errors.Internal),
 }  # fmt: skip
 

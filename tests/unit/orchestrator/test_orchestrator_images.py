@@ -265,6 +265,9 @@ async def test_a_native_image_stays_in_the_registry(node: FakeNode, place: RealR
     )
     again = await node.orchestrator.images.pull(name)
     assert (again.snapshot_id, again.digest) == (image.snapshot_id, image.digest)
+    asked = node.points.passed.count("blocks.add_remote")
+    await node.orchestrator.images.pull(name, Credentials("u", "p"))
+    assert node.points.passed.count("blocks.add_remote") - asked == 2, "blockd may have forgotten the login"
     base = await node.orchestrator.images.base(name, None, lambda _: None)
     assert base.context.env_vars == {"A": "1", "B": "x=y"}
     assert base.machine.disk_mb == 1, "the disk of the fake blockd, not the node's"
