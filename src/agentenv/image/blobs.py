@@ -54,6 +54,18 @@ class BlobFolder:
                 return True
         return False
 
+    def remove_damaged(self, digests: Iterable[str]) -> int:
+        """Remove those of the blobs that are there and not what their names say; returns how many."""
+        removed = 0
+        for path in map(self.path, digests):
+            with contextlib.suppress(FileNotFoundError):
+                with path.open("rb") as content:
+                    found = hashlib.file_digest(content, "sha256").hexdigest()
+                if found != path.name:
+                    path.unlink()
+                    removed += 1
+        return removed
+
     def used_bytes(self) -> int:
         """What all files take, unfinished ones included."""
         total = 0

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from agentenv.core.builds import Registry as RegistryAccount
 from agentenv.core.builds import Step, StepKind
-from agentenv.core.errors import Conflict, DeadlineExceeded, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
+from agentenv.core.errors import (
+    Conflict,
+    DataCorrupt,
+    DeadlineExceeded,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    StorageFull,
+    Unavailable,
+    Unsupported,
+)
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, ImageConfig, ImageLayer, Platform
 from agentenv.core.model import Context, Machine, Snapshot
@@ -213,6 +223,15 @@ class Images:
             except (Unavailable, PermissionDenied) as error:
                 # blockd knows no credential helpers and fewer certificates than the program that pulls: that has the last word.
                 report(f"download it whole, since it cannot be read as needed: {error.message}", None, None)
+        try:
+            return await self._pull_and_convert(resolved, credentials, name, report)
+        except (DataCorrupt, InvalidInput):  # a damaged archive is hard to tell from one that never was one
+            digests = [blob.digest for blob in (resolved.manifest.config, *resolved.manifest.layers)]
+            if not await asyncio.to_thread(self._parts.image_registry.blobs.remove_damaged, digests):
+                raise  # what the registry has is at fault, not our copy of it
+        return await self._pull_and_convert(resolved, credentials, name, report)
+
+    async def _pull_and_convert(self, resolved: ResolvedImage, credentials: Credentials | None, name: str, report: Progress) -> Image:
         local = await asyncio.to_thread(self._parts.image_registry.pull, resolved, credentials, report)
         return await self._convert(local, name, resolved.platform, report, imported=False)
 

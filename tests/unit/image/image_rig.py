@@ -22,6 +22,7 @@ from agentenv.host import native
 from agentenv.image.convert import Converter
 
 DISK_MB = 256
+MTIME_S = 1_700_000_000
 CONVERTED = {"gzip": gzip.compress, "none": bytes, "zstd": lambda data: tool("zstd", "-q", "-c", stdin=data)}
 SUFFIX = {"gzip": "+gzip", "none": "", "zstd": "+zstd"}
 
@@ -33,7 +34,7 @@ def tool(*argv: str | Path, stdin: bytes | None = None) -> bytes:
 def member(name: str, content: bytes | str = b"", *, kind: bytes = tarfile.REGTYPE, xattrs: dict[str, bytes] | None = None, **facts: Any):
     """One member of a layer: a TarInfo and its content. `content` of a link is its target."""
     info = tarfile.TarInfo(name)
-    info.type, info.mtime, info.mode = kind, 1_700_000_000, 0o755 if kind == tarfile.DIRTYPE else 0o644
+    info.type, info.mtime, info.mode = kind, MTIME_S, 0o755 if kind == tarfile.DIRTYPE else 0o644
     if xattrs:
         info.pax_headers = {f"SCHILY.xattr.{key}": value.decode("utf-8", "surrogateescape") for key, value in xattrs.items()}
     for key, value in facts.items():
@@ -125,14 +126,14 @@ def quiet(*_: object) -> None:
     """A progress that shows nothing."""
 
 
-def flatten(layers: Sequence[Path], image: Path) -> None:
+def flatten(layers: Sequence[Path], image: Path, disk_mb: int = DISK_MB) -> None:
     """Read raw LSMT layers with nothing but the format's description: the last 4 KiB tell where the index is."""
     with image.open("wb") as out:
-        out.truncate(DISK_MB << 20)
+        out.truncate(disk_mb << 20)
         for path in layers:
             data = path.read_bytes()
             index_at, entries, size_bytes = struct.unpack_from("<QQQ", data, len(data) - 4096 + 32)
-            assert size_bytes == DISK_MB << 20
+            assert size_bytes == disk_mb << 20
             for number in range(entries):
                 low, high = struct.unpack_from("<QQ", data, index_at + number * 16)
                 offset, sectors, place = low & (1 << 50) - 1, low >> 50, high & (1 << 55) - 1
@@ -145,6 +146,23 @@ def flatten(layers: Sequence[Path], image: Path) -> None:
 def check_file_system(image: Path) -> None:
     found = subprocess.run(["e2fsck", "-fn", image], capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def same_as_a_runtime(layout: Layout, layers: Sequence[Path], work: Path, disk_mb: int = DISK_MB) -> None:
+    """What the kernel sees on the disk of each depth is sound, and on the whole is what `umoci unpack` shows."""
+    for depth in range(1, len(layers) + 1):
+        flatten(layers[:depth], work / "disk", disk_mb)
+        check_file_system(work / "disk")
+    tool("umoci", "unpack", "--image", f"{layout.folder}:image", work / "bundle")
+    wanted = tree(work / "bundle" / "rootfs")
+    with mounted(work / "disk", work / "seen") as seen:
+        found = tree(seen)
+    assert sorted(found) == sorted(wanted)
+    made_on_the_way = {p for p in wanted if wanted[p]["mtime_ns"] != MTIME_S * 10**9}  # their time is that of the unpacking
+    for path, facts in wanted.items():
+        if path in made_on_the_way:
+            facts = facts | {"mtime_ns": found[path]["mtime_ns"]}
+        assert found[path] == facts, path
 
 
 @contextlib.contextmanager

@@ -20,9 +20,9 @@ from image_rig import (
     member,
     mounted,
     quiet,
+    same_as_a_runtime,
     symlink,
     tool,
-    tree,
 )
 
 from agentenv.core.errors import DataCorrupt, InvalidInput
@@ -100,21 +100,10 @@ async def _convert(work: Path, layers, packing: str = "gzip", **settings):
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("case", CASES)
 async def test_the_disk_shows_what_a_runtime_shows(case: str, tmp_path: Path) -> None:
+    """E07, F05, F07, F08: a sound file system, and of whiteouts, links, owners and attributes nothing else than a runtime shows."""
     converted = await _convert(tmp_path, CASES[case])
     files = [tmp_path / "layers" / f"{layer_id}.lsmt" for layer_id in converted.layer_ids]
-    for depth in range(1, len(files) + 1):
-        flatten(files[:depth], tmp_path / "disk")
-        check_file_system(tmp_path / "disk")
-    tool("umoci", "unpack", "--image", f"{tmp_path / 'layout'}:image", tmp_path / "bundle")
-    wanted = tree(tmp_path / "bundle" / "rootfs")
-    with mounted(tmp_path / "disk", tmp_path / "seen") as seen:
-        found = tree(seen)
-    assert sorted(found) == sorted(wanted)
-    made_on_the_way = {p for p in wanted if wanted[p]["mtime_ns"] != 1_700_000_000 * 10**9}  # their time is that of the unpacking
-    for path, facts in wanted.items():
-        if path in made_on_the_way:
-            facts = facts | {"mtime_ns": found[path]["mtime_ns"]}
-        assert found[path] == facts, path
+    same_as_a_runtime(Layout(tmp_path / "layout"), files, tmp_path)
 
 
 async def test_the_same_layers_are_the_same_files_however_they_are_packed(tmp_path: Path) -> None:

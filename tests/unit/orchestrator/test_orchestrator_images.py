@@ -15,13 +15,14 @@ from registry_rig import PASSWORD, USER, RealRegistry, real_registry
 
 from agentenv.config.schema import Config, GuestConfig, ImagesConfig, LimitsConfig
 from agentenv.core.builds import Registry
-from agentenv.core.errors import Conflict, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
+from agentenv.core.errors import Conflict, DataCorrupt, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
 from agentenv.image.credentials import Credentials
 from agentenv.image.manifest import OVERLAYBD
 from agentenv.testing.fake_node import FakeNode
 
 BOTTOM = layer(folder("etc"), member("etc/base", b"b" * 300_000))
 TOP = {name: layer(member(name, name * 1000)) for name in ("one", "two")}
+REF = "org.opencontainers.image.ref.name"
 RUN = {"Env": ["A=1", "broken", "B=x=y"], "User": "12:34", "WorkingDir": "/srv/$app"}
 
 
@@ -310,5 +311,48 @@ async def test_a_template_is_pushed_as_an_image_of_its_disk(node: FakeNode, plac
     assert image.digest == pushed.digest
     with pytest.raises(NotFound):
         await node.orchestrator.push("nothing", f"{place.host}/pushed/base:1")
+
+
+def _damage(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "delete":
+        path.unlink()
+    elif how == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    else:
+        for place in range(len(content)) if how == "zero" else [len(content) // 2]:
+            content[place] = 0 if how == "zero" else content[place] ^ 0xFF
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["delete", "truncate", "empty", "zero", "flip"])
+async def test_a_damaged_copy_of_any_blob_is_fetched_again(how: str, node: FakeNode, place: RealRegistry, tmp_path: Path):
+    """E05: the cache is no truth. What of the image's layers is there is used, and a damaged blob makes nobody wait for an operator."""
+    images, blobs = node.orchestrator.images, node.parts.image_registry.blobs
+    name = push(place, tmp_path, f"damaged/{how}:1", BOTTOM, TOP["one"])
+    image = await images.pull(name)
+    wanted = {layer_id: node.parts.layers.path(layer_id).read_bytes() for layer_id in image.layer_ids}
+    for path in sorted(path for path in blobs.folder.rglob("*") if path.is_file()):
+        await images.remove(name)
+        await node.quiesce()
+        _damage(path, how)
+        again = await images.pull(name)
+        assert (again.digest, again.layer_ids, again.config) == (image.digest, image.layer_ids, image.config)
+        assert {layer_id: node.parts.layers.path(layer_id).read_bytes() for layer_id in again.layer_ids} == wanted
+    assert node.problems() == []
+
+
+async def test_a_layer_that_is_not_what_its_image_states_is_asked_for_once(node: FakeNode, place: RealRegistry, tmp_path: Path):
+    layout = Layout.make(tmp_path / "lying", (BOTTOM,), "none")
+    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [f"sha256:{'0' * 64}"]}}
+    manifest = layout.manifest | {"config": layout.blob(json.dumps(config).encode(), layout.manifest["config"]["mediaType"])}
+    layout.write_index([layout.blob(json.dumps(manifest).encode(), manifest["mediaType"]) | {"annotations": {REF: "image"}}])
+    name = place.push(layout.folder, "lying/tool:1")
+    before = place.blobs_served()
+    with pytest.raises(DataCorrupt, match="the image states another"):
+        await node.orchestrator.images.pull(name)
+    assert place.blobs_served() - before == 2
     await node.quiesce()
     assert node.problems() == []
