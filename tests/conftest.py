@@ -28,14 +28,16 @@ def node() -> Iterator[Node]:
     """The node of this run; brought down and searched for remains in the end."""
     assert os.geteuid() == 0, "end-to-end tests need root (namespaces, FUSE, tap devices)"
     port = free_port()
+    registries = (f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")
     environment = os.environ | {
         "AENV_NODE_HOME": str(HOME),
         "AENV_NODE_RUN": str(RUN),
         "AENV_NETWORK_POOL_CIDR": POOL_CIDR,
         "AENV_LIMITS_LAYERS_IN_CHAIN": "5",  # so that ten cycles meet merged chains, too
+        "AENV_IMAGES_INSECURE_REGISTRIES": ",".join(registries),
         "NO_COLOR": "1",
     }
-    subject = Node(port, environment, {})
+    subject = Node(port, environment, {}, registries)
     subject.aenv("down", "--kill", timeout=300)
     assert remains() == {}, "remains of an earlier run could not be removed"
     subject.up()

@@ -27,6 +27,7 @@ class Node:
     port: int
     environment: dict[str, str]
     variables: dict[str, str]
+    registries: tuple[str, str] = ("", "")  # places of registries without TLS that the node may ask
     home: Path = HOME
     run: Path = RUN
 

@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import httpcore
 
 from agentenv.core.clock import Clock, rfc3339
-from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, StorageFull, Unavailable
+from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, Unavailable
 from agentenv.core.ids import new_entropy
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart, Stream, follow
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
+from agentenv.guest.provision import Provision, message_of
 from agentenv.host import netns
 
 ENVD_PORT = 49983
@@ -121,6 +121,7 @@ class GuestClient:
         self._address = (guest_ip, ENVD_PORT)
         self._url = f"http://{guest_ip}:{ENVD_PORT}"
         self._clock = clock
+        self.provision = Provision(self._post)
 
     async def initialise(
         self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False, clock_behind_ms: int = 0
@@ -155,7 +156,7 @@ class GuestClient:
                     await asyncio.sleep(_RETRY_S)
                     continue
                 if reply.status == 400:
-                    raise InvalidInput(_message(reply.content))
+                    raise InvalidInput(message_of(reply.content))
                 if reply.status != 204:
                     raise Internal(f"the guest's envd answered /init with {reply.status}: {reply.content[:200]!r}")
                 return next((v.decode() for k, v in reply.headers if k.lower() == b"x-envd-version"), "")
@@ -236,25 +237,24 @@ class GuestClient:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise Internal(f"the guest was lost while it ran `{name}`: {error}") from error
 
-    async def upload(self, namespace: str, source: Path, destination: str, deadline_s: float) -> None:
-        """Put a file of the host at `destination` in a guest without a token, as root. DeadlineExceeded, Internal, StorageFull."""
-        size_bytes = (await asyncio.to_thread(source.stat)).st_size
-        target = f"{self._url}/files?{urlencode({'path': destination, 'username': 'root'})}"
-        headers: dict[bytes | str, bytes | str] = {"Content-Type": "application/octet-stream", "Content-Length": str(size_bytes)}
+    async def _post(self, namespace: str, target: str, content: bytes | Path, deadline_s: float) -> tuple[int, bytes]:
+        """One POST; a path stands for what that file holds. DeadlineExceeded, Internal (the guest was lost)."""
+        name = target.partition("?")[0]
+        size_bytes = len(content) if isinstance(content, bytes) else (await asyncio.to_thread(content.stat)).st_size
+        kind = "application/json" if isinstance(content, bytes) else "application/octet-stream"
+        headers: dict[bytes | str, bytes | str] = {"Content-Type": kind, "Content-Length": str(size_bytes)}
+        body = content if isinstance(content, bytes) else _file_chunks(content)
         try:
             async with (
                 asyncio.timeout(deadline_s),
                 httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace)) as pool,
             ):
-                reply = await pool.request("POST", target, headers=headers, content=_file_chunks(source))
+                reply = await pool.request("POST", f"{self._url}{target}", headers=headers, content=body)
+                return reply.status, reply.content
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{destination} could not be written in the guest within {deadline_s:g} s") from error
+            raise DeadlineExceeded(f"the guest's agent did not end {name} within {deadline_s:g} s") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-            raise Internal(f"the guest was lost while {destination} was written: {error}") from error
-        if reply.status == 507:
-            raise StorageFull(f"no room in the guest: {_message(reply.content)}", "free some space in it, or make its disk larger")
-        if not 200 <= reply.status < 300:
-            raise Internal(f"the guest's envd answered the upload of {destination} with {reply.status}: {_message(reply.content)}")
+            raise Internal(f"the guest was lost during {name}: {error}") from error
 
     def metrics_reader(self, namespace: str, access_token: str) -> MetricsReader:
         """For the metrics of the guest in `namespace`, as long as it lives there. Nothing is dialled yet; the caller closes it."""
@@ -285,13 +285,6 @@ class GuestClient:
 def _all_within(deadline_s: float) -> dict[str, float]:
     """Limits of one request of the HTTP client."""
     return dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)
-
-
-def _message(content: bytes) -> str:
-    try:
-        return str(json.loads(content)["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the guest refused its settings: {content[:200]!r}"
 
 
 async def _file_chunks(source: Path) -> AsyncIterator[bytes]:

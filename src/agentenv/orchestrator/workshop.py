@@ -17,6 +17,7 @@ from agentenv.core.lifecycle import State
 from agentenv.core.model import Context, Machine, Sandbox, Snapshot
 from agentenv.core.tasks import wait_done
 from agentenv.guest.commands import Command, Ended, OnOutput, OnStart
+from agentenv.guest.provision import Place
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.collect import make_room
@@ -112,9 +113,21 @@ class VmBench:
         """Run a command to its end."""
         return await self._parts.guest.execute(self._namespace(), command, on_output, deadline_s, on_start)
 
-    async def upload(self, source: Path, destination: str, deadline_s: float) -> None:
-        """Put a file into the guest."""
-        await self._parts.guest.upload(self._namespace(), source, destination, deadline_s)
+    async def look(self, owner: str, path: str) -> Place:
+        """Numbers of an owner, and what a path is."""
+        return await self._parts.guest.provision.look(self._namespace(), owner, path)
+
+    async def make_user(self, name: str) -> None:
+        """Make a user."""
+        await self._parts.guest.provision.make_user(self._namespace(), name)
+
+    async def make_folder(self, path: str, uid: int, gid: int) -> None:
+        """Make a folder."""
+        await self._parts.guest.provision.make_folder(self._namespace(), path, uid, gid)
+
+    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
+        """Unpack an archive."""
+        await self._parts.guest.provision.unpack(self._namespace(), archive, folder, uid, gid, deadline_s)
 
     async def keep(self) -> str:
         """Seal the disk."""

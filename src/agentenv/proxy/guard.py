@@ -14,7 +14,7 @@ from agentenv.proxy import pages
 from agentenv.proxy.routes import ENVD_PORT, RequestInfo, SandboxTarget
 
 _UNREADABLE = b"%"
-_INTERNAL = frozenset((_UNREADABLE, b"init", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade"))
+_INTERNAL = frozenset((_UNREADABLE, b"init", b"freeze", b"unfreeze", b"collapse", b"fsfreeze", b"fsthaw", b"upgrade", b"provision"))
 _PLAIN = re.compile(rb"/[A-Za-z0-9_.\-]*[A-Za-z0-9_\-](?:/[A-Za-z0-9_\-][A-Za-z0-9_.\-]*)*")
 _DECODE_ROUNDS_MAX = 8
 

@@ -7,11 +7,12 @@ fails is told in the caller's words: the command and how it ended, with the end 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import posixpath
 import re
 import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from agentenv.core.builds import Step
 from agentenv.core.errors import AgentEnvError, Internal, InvalidInput
 from agentenv.core.model import Context
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnStart, Stream
+from agentenv.guest.provision import Place
 from agentenv.template import copying
 from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildLog, LineCutter
@@ -30,46 +32,6 @@ _HELPER_DEADLINE_S = 120.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _MODE = re.compile(r"[0-7]{1,4}")
-
-#: Owner of what is copied, and whether the destination is a folder: `<uid> <gid> <d or ->`.
-_LOOK = """
-case $1 in
-*[!0-9]*) uid=$(id -u "$1") && gid=$(id -g "$1") || exit 3 ;;
-*) uid=$1; gid=$(id -g "$1" 2>/dev/null || echo "$1") ;;
-esac
-case $2 in
-'') ;;
-*[!0-9]*) gid=$(sed -n "s/^$2:[^:]*:\\([0-9]*\\):.*/\\1/p" /etc/group | head -n 1); [ -n "$gid" ] || exit 4 ;;
-*) gid=$2 ;;
-esac
-if [ -d "$3" ]; then echo "$uid $gid d"; else echo "$uid $gid -"; fi
-"""
-
-#: A folder and those above it that are missing; all that are made belong to `$2`.
-_MAKE_FOLDER = """
-set -e
-missing= at=$1
-while [ ! -d "$at" ]; do missing=$at; at=$(dirname "$at"); done
-mkdir -p -- "$1"
-[ -z "$missing" ] || chown -R -- "$2" "$missing"
-"""
-
-_UNPACK = (
-    _MAKE_FOLDER
-    + """
-trap 'rm -f -- "$3"' EXIT
-keep=
-if tar --help 2>&1 | grep -q keep-directory-symlink; then keep=--keep-directory-symlink; fi
-tar -x -p $keep --numeric-owner -f "$3" -C "$1"
-"""
-)
-
-_MAKE_USER = """
-id -u "$1" >/dev/null 2>&1 && exit 0
-shell=/bin/sh
-[ -x /bin/bash ] && shell=/bin/bash
-if command -v useradd >/dev/null 2>&1; then useradd -m -s "$shell" "$1"; else adduser -D -s "$shell" "$1"; fi
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +138,11 @@ async def _guest_variable(name: str, context: Context, tools: StepTools) -> str:
 
 async def _workdir(step: Step, number: str, context: Context, tools: StepTools) -> Context:
     path = posixpath.normpath(posixpath.join(context.workdir, expand(step.arguments[0], context.env_vars)))
-    uid, gid, is_folder = await _look(context.user, path, tools)
-    if not is_folder:
-        await _helper(_MAKE_FOLDER, (path, f"{uid}:{gid}"), f"WORKDIR: '{path}' could not be made", tools)
+    place = await _look(context.user, path, tools)
+    if not place.is_folder:
+        bench = await tools.bench()
+        with _told_as(f"WORKDIR: '{path}' could not be made"):
+            await bench.make_folder(path, place.uid, place.gid)
     return replace(context, workdir=path)
 
 
@@ -188,7 +152,9 @@ async def _user(step: Step, number: str, context: Context, tools: StepTools) -> 
     if not _NAME.fullmatch(name) or (group and not _NAME.fullmatch(group)):
         raise StepFailed(f"USER: {user[:80]!r} is not a user's name or number")
     if not name.isdecimal():
-        await _helper(_MAKE_USER, (name,), f"USER: '{name}' could not be made", tools)
+        bench = await tools.bench()
+        with _told_as(f"USER: '{name}' could not be made"):
+            await bench.make_user(name)
     return replace(context, user=user)
 
 
@@ -201,18 +167,15 @@ async def _copy(step: Step, number: str, context: Context, tools: StepTools) -> 
     source = copying.Source.parse(source_text)
     wanted = posixpath.join(context.workdir, expand(destination, context.env_vars))
     with tools.files.using(step.files_hash) as archive:
-        uid, gid, is_folder = await _look(owner or context.user, wanted, tools)
-        final_owner = copying.Owner(uid, gid, int(mode, 8) if mode else None)
+        place = await _look(owner or context.user, wanted, tools)
+        final_owner = copying.Owner(place.uid, place.gid, int(mode, 8) if mode else None)
         tools.scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=tools.scratch) as folder:
             prepared = Path(folder) / "copied.tar"
-            layout = await _to_its_end(_prepare, archive, prepared, source, wanted, is_folder, final_owner, tools.content_max_bytes)
+            layout = await _to_its_end(_prepare, archive, prepared, source, wanted, place.is_folder, final_owner, tools.content_max_bytes)
             bench = await tools.bench()
-            arrived = f"/tmp/.aenv-copy-{Path(folder).name}.tar"
-            await bench.upload(prepared, arrived, tools.left_s())
-        await _helper(
-            _UNPACK, (layout.folder, f"{uid}:{gid}", arrived), f"COPY: '{source_text}' could not be unpacked", tools, tools.left_s()
-        )
+            with _told_as(f"COPY: '{source_text}' could not be unpacked"):
+                await bench.unpack(prepared, layout.folder, place.uid, place.gid, tools.left_s())
     return context
 
 
@@ -224,35 +187,25 @@ def _prepare(
     return layout
 
 
-async def _look(owner: str, path: str, tools: StepTools) -> tuple[int, int, bool]:
+async def _look(owner: str, path: str, tools: StepTools) -> Place:
     """The numbers of `user[:group]` in the guest, and whether `path` is a folder there."""
     user, _, group = owner.partition(":")
     if not _NAME.fullmatch(user) or (group and not _NAME.fullmatch(group)):
         raise StepFailed(f"{owner[:80]!r} is not user or user:group")
-    said = await _helper(_LOOK, (user, group, path), f"'{owner}' is not known in the template", tools)
+    bench = await tools.bench()
     try:
-        uid, gid, kind = said.split()
-        return int(uid), int(gid), kind == "d"
-    except ValueError as error:
+        return await bench.look(owner, path)
+    except InvalidInput as error:
         raise StepFailed(f"'{owner}' is not known in the template") from error
 
 
-async def _helper(script: str, arguments: tuple[str, ...], failure: str, tools: StepTools, deadline_s: float = _HELPER_DEADLINE_S) -> str:
-    """Run a script of ours as root; returns what it said. StepFailed with `failure` and its output."""
-    said = bytearray()
-
-    def keep(_stream: Stream, data: bytes) -> None:
-        said.extend(data[: TAIL_CHARS - len(said)])
-
-    bench = await tools.bench()
+@contextlib.contextmanager
+def _told_as(failure: str) -> Iterator[None]:
+    """What the guest refuses is told as the step's failure."""
     try:
-        ended = await bench.run(Command(("/bin/sh", "-c", script, "sh", *arguments), workdir="/"), keep, deadline_s)
-    except CommandRefused as error:
-        raise StepFailed(f"{failure}: {error.message}", "COPY, WORKDIR and USER need /bin/sh and the usual tools in the image") from error
-    output = said.decode(errors="replace").strip()
-    if ended.exit_code != 0:
-        raise StepFailed(f"{failure}: {output or ended.status}")
-    return output
+        yield
+    except InvalidInput as error:
+        raise StepFailed(f"{failure}: {error.message}") from error
 
 
 async def _to_its_end(work: Callable[..., copying.Layout], *arguments: object) -> copying.Layout:

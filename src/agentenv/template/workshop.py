@@ -14,6 +14,7 @@ from typing import Protocol
 from agentenv.core.builds import Registry, Step
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.guest.commands import Command, Ended, OnOutput, OnStart
+from agentenv.guest.provision import Place
 
 CLOCK_BEHIND_MS = 2 * 3_600_000
 """What runs in a template believes to be earlier: OpenSSL takes new entropy once its generator is an hour old by the clock, so each
@@ -51,8 +52,20 @@ class Bench(Protocol):
         """
         ...
 
-    async def upload(self, source: Path, destination: str, deadline_s: float) -> None:
-        """Put a file of the host into the guest, as root."""
+    async def look(self, owner: str, path: str) -> Place:
+        """The numbers of `user` or `user:group` in the guest, and what `path` is there. InvalidInput when it has no such owner."""
+        ...
+
+    async def make_user(self, name: str) -> None:
+        """Make a user, unless there is one of that name. InvalidInput."""
+        ...
+
+    async def make_folder(self, path: str, uid: int, gid: int) -> None:
+        """Make a folder, and those above it that are missing, for that owner. InvalidInput, StorageFull."""
+        ...
+
+    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
+        """Unpack an archive of the host below a folder of the guest, made if it is missing. InvalidInput, StorageFull."""
         ...
 
     async def keep(self) -> str:

@@ -11,16 +11,18 @@ from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, Unavailab
 from agentenv.core.model import MetricSample
 from agentenv.guest.client import GuestIdentity
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart
+from agentenv.guest.provision import Place
 from agentenv.testing.failpoints import Failpoints
 from agentenv.testing.fake_slots import FakeNetwork
-from agentenv.testing.fake_vmm import FakeProcesses
+from agentenv.testing.fake_vmm import FakeProcess, FakeProcesses
 
 ENVD_VERSION = "0.6.13"
 
 
 class FakeGuest:
     """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`, `guest.answers`,
-    `guest.freeze`, `guest.freeze:done`, `guest.thaw`, `guest.run`, `guest.execute`, `guest.execute:done`, `guest.upload`;
+    `guest.freeze`, `guest.freeze:done`, `guest.thaw`, `guest.run`, `guest.execute`, `guest.execute:done`, `guest.look`,
+    `guest.provision`, `guest.provision:done`;
     `guest.metrics` cannot fail."""
 
     def __init__(self, processes: FakeProcesses, network: FakeNetwork, clock: Clock, points: Failpoints | None = None) -> None:
@@ -29,6 +31,8 @@ class FakeGuest:
         self.connected: set[FakeMetricsReader] = set()  # readers that hold a connection
         self.commands: list[str] = []  # all that `run` was asked for
         self.answers_to: Callable[[str], tuple[int, str]] = lambda command: (0, "")
+        self.folders = {"/", "/tmp"}  # that every guest has
+        self.provision = FakeProvision(self)
 
     async def initialise(
         self, namespace: str, identity: GuestIdentity, deadline_s: float, boots: bool = False, clock_behind_ms: int = 0
@@ -90,13 +94,6 @@ class FakeGuest:
         await self._points.hit("guest.execute:done")
         return Ended(code, f"exit status {code}")
 
-    async def upload(self, namespace: str, source: Path, destination: str, deadline_s: float) -> None:
-        """One block more."""
-        await self._points.hit("guest.upload")
-        process = self._processes.in_namespace(namespace)
-        if process is None or not process.write(destination, str(source.stat().st_size)):
-            raise Internal("the guest was lost")
-
     async def run(self, namespace: str, command: str, deadline_s: float, access_token: str = "") -> tuple[int, str]:
         """Every command works and says nothing, unless `answers_to` says otherwise. Internal for a wrong token or no guest."""
         await self._points.hit("guest.run")
@@ -157,3 +154,40 @@ class FakeMetricsReader:
         """Whether the VM at its other end is gone or stands still."""
         process = self._guest._processes.in_namespace(self._namespace)
         return process is None or not process.running
+
+
+class FakeProvision:
+    """Stands in for `guest.provision.Provision`: every owner is known, and what is made is one block more."""
+
+    def __init__(self, guest: FakeGuest) -> None:
+        self._guest = guest
+
+    async def look(self, namespace: str, owner: str, path: str) -> Place:
+        """`folders` are there."""
+        await self._guest._points.hit("guest.look")
+        self._process(namespace)
+        return Place(0, 0, path in self._guest.folders)
+
+    async def make_user(self, namespace: str, name: str) -> None:
+        """A block."""
+        await self._write(namespace, f"user {name}")
+
+    async def make_folder(self, namespace: str, path: str, uid: int, gid: int) -> None:
+        """A block."""
+        await self._write(namespace, f"folder {path}")
+
+    async def unpack(self, namespace: str, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
+        """A block."""
+        await self._write(namespace, f"files {folder} {archive.stat().st_size}")
+
+    async def _write(self, namespace: str, name: str) -> None:
+        await self._guest._points.hit("guest.provision")
+        if not self._process(namespace).write(name[:40], "done"):
+            raise Internal("the guest was lost")
+        await self._guest._points.hit("guest.provision:done")
+
+    def _process(self, namespace: str) -> FakeProcess:
+        process = self._guest._processes.in_namespace(namespace)
+        if process is None or not process.running:
+            raise Internal("the guest was lost")
+        return process

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.core.builds import Registry, Step
-from agentenv.core.errors import AgentEnvError, Internal, NotFound
+from agentenv.core.errors import AgentEnvError, Internal, InvalidInput, NotFound
 from agentenv.core.images import Image, ImageConfig, ImageLayer, Platform
 from agentenv.core.model import Context, Machine, Snapshot, Template, VmIdentity
 from agentenv.core.references import parse_reference
 from agentenv.core.templates import build_of, find
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart
+from agentenv.guest.provision import Place
 from agentenv.host.command import Progress, no_progress
 from agentenv.image.credentials import Credentials
 from agentenv.template.workshop import Base
@@ -155,21 +156,42 @@ class FakeBench:
     def _answer(self, command: Command, text: str) -> tuple[int, str]:
         if text.startswith('printf %s "${'):
             return 0, self._workshop.variables.get(text[13:-2], "")
-        if 'echo "$uid $gid d"' in text:
-            user = command.argv[4]
-            number = self._workshop.users.get(user, int(user) if user.isdecimal() else -1)
-            return (0, f"{number} {number} {'d' if command.argv[6] in ('/', '/tmp', '/home/user') else '-'}\n") if number >= 0 else (3, "")
         code, output = self._workshop.answers_to(text)
-        if code == 0 and "useradd" in text:
-            self._workshop.users.setdefault(command.argv[4], 1000 + len(self._workshop.users))
         if code == 0 and "compact_memory" not in text:
-            self.did = (*self.did, text if _is_callers(command) else " ".join(command.argv[4:]))
+            self.did = (*self.did, text)
         return code, output
 
-    async def upload(self, source: Path, destination: str, deadline_s: float) -> None:
-        """Remember the bytes."""
+    async def look(self, owner: str, path: str) -> Place:
+        """Users of the workshop and numbers are known; a few folders are there."""
         self._require_open()
-        self._workshop.uploaded.append(source.read_bytes())
+        user = owner.partition(":")[0]
+        number = self._workshop.users.get(user, int(user) if user.isdecimal() else -1)
+        if number < 0:
+            raise InvalidInput(f"'{owner}' is not a user of this image")
+        return Place(number, number, path in ("/", "/tmp", "/home/user"))
+
+    async def make_user(self, name: str) -> None:
+        """Remember the name."""
+        await self._do(f"user {name}")
+        self._workshop.users.setdefault(name, 1000 + len(self._workshop.users))
+
+    async def make_folder(self, path: str, uid: int, gid: int) -> None:
+        """Remember the path and whose it is."""
+        await self._do(f"folder {path} {uid}:{gid}")
+
+    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
+        """Remember the bytes."""
+        await self._do(f"files {folder} {uid}:{gid}")
+        self._workshop.uploaded.append(archive.read_bytes())
+
+    async def _do(self, what: str) -> None:
+        await asyncio.sleep(0)
+        await self._workshop.pass_command(what)
+        self._require_open()
+        code, output = self._workshop.answers_to(what)
+        if code != 0:
+            raise InvalidInput(output)
+        self.did = (*self.did, what)
 
     async def keep(self) -> str:
         """Seal the disk."""

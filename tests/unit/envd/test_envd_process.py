@@ -141,7 +141,7 @@ def test_identity_environment_and_folder(envd):
         None: ["4711", "4711", "4711 4712", "/home/user user user", "/home/user"],
         "app": ["12345", "100", "100 4712 4713", "/srv/app app app", "/srv/app"],
         "root": ["0", "0", "0", "/root root root", "/root"],
-        "31337": ["31337", "31337", "31337", "/ 31337 31337", "/"],
+        "31337": ["31337", "0", "0", "/ 31337 31337", "/"],
     }
     for user, lines in expected.items():
         result = envd.run(question, user=user)

@@ -48,13 +48,12 @@ class RealRegistry:
 
 
 @contextlib.contextmanager
-def real_registry(work: Path, *, tls: bool = False, password: bool = False) -> Iterator[RealRegistry]:
+def real_registry(work: Path, *, tls: bool = False, password: bool = False, host: str = "") -> Iterator[RealRegistry]:
+    """`host` is where it listens (`127.0.0.1:<port>`); empty: at a free port."""
     program = shutil.which("docker-registry")
     assert program, "these tests need the registry: `tools/setup.sh tests`"
     work.mkdir(parents=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{probe.getsockname()[1]}"
+    host = host or _free_place()
     settings: dict[str, object] = {
         "version": 0.1,
         "log": {"accesslog": {"disabled": False}},
@@ -78,6 +77,12 @@ def real_registry(work: Path, *, tls: bool = False, password: bool = False) -> I
     finally:
         server.kill()
         server.wait()
+
+
+def _free_place() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -335,7 +335,7 @@ INTERNAL += [
     "/init/.."[:6] + "/.",
 ]
 INTERNAL += ["/%" + "25" * 3 + "69nit", "/%" + "25" * 30 + "69nit"]
-INTERNAL += ["/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade"]
+INTERNAL += ["/freeze", "/unfreeze", "/collapse", "/fsfreeze", "/fsthaw", "/upgrade", "/provision/unpack", "/x/../Provision/user"]
 
 
 @pytest.mark.parametrize("path", INTERNAL)

@@ -22,6 +22,7 @@ mod limits;
 mod metrics;
 mod options;
 mod process;
+mod provision;
 mod reaper;
 mod rpc;
 mod server;

@@ -24,6 +24,7 @@ use crate::init;
 use crate::limits::{ACCEPT_RETRY, CONNECTIONS_MAX, IDLE_TIMEOUT};
 use crate::metrics;
 use crate::process;
+use crate::provision;
 
 /// Serves connections until the program ends.
 pub async fn serve(app: Arc<App>, listener: TcpListener) -> io::Result<Infallible> {
@@ -125,6 +126,9 @@ async fn route(app: Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Respo
         (_, "/init" | "/fsfreeze" | "/fsthaw") if !app.internal.allows(peer) => {
             return not_found(&path)
         }
+        _ if path.starts_with("/provision/") && !app.internal.allows(peer) => {
+            return not_found(&path)
+        }
         (&Method::POST, "/init") => return init::handle(app, request).await,
         (_, "/fsfreeze") => return freeze::handle(app, &method, true).await,
         (_, "/fsthaw") => return freeze::handle(app, &method, false).await,
@@ -137,6 +141,9 @@ async fn route(app: Arc<App>, peer: IpAddr, request: Request<Incoming>) -> Respo
             return refusal.into_response();
         }
     };
+    if let Some(call) = path.strip_prefix("/provision/") {
+        return provision::handle(&method, call, &query, request).await;
+    }
     if let Err(refusal) = auth::check(&app, &method, &path, request.headers(), &query) {
         tokio::spawn(http::discard(request.into_body()));
         return refusal.into_response();

@@ -89,7 +89,8 @@ impl Accounts {
     }
 
     /// Finds a user by name or number, alone or with a group (`name:group`), as image configurations
-    /// write it. A group that is named is the primary one.
+    /// write it and as container runtimes read it: a group that is named is the only one, and a number
+    /// without an entry is of group 0.
     pub fn user(&self, name: &str) -> Option<User> {
         let Some((name, group)) = name.split_once(':') else {
             return self.plain_user(name);
@@ -102,8 +103,7 @@ impl Accounts {
         };
         let mut user = self.plain_user(name)?;
         user.gid = gid;
-        user.groups.retain(|other| *other != gid);
-        user.groups.insert(0, gid);
+        user.groups = vec![gid];
         Some(user)
     }
 
@@ -112,12 +112,13 @@ impl Accounts {
             return Some(user.clone());
         }
         if name == "root" {
+            let home = Path::new("/root");
             return Some(User {
                 name: "root".into(),
                 uid: 0,
                 gid: 0,
                 groups: vec![0],
-                home: "/root".into(),
+                home: if home.is_dir() { home } else { Path::new("/") }.into(),
             });
         }
         let uid: u32 = name.parse().ok()?;
@@ -127,11 +128,20 @@ impl Accounts {
             Some(User {
                 name: name.to_owned(),
                 uid,
-                gid: uid,
-                groups: vec![uid],
+                gid: 0,
+                groups: vec![0],
                 home: "/".into(),
             })
         })
+    }
+
+    /// Finds who is to own files, as `COPY --chown` reads it: a number without a group or an entry is its own group.
+    pub fn owner(&self, name: &str) -> Option<User> {
+        let mut user = self.user(name)?;
+        if !name.contains(':') && !self.users.iter().any(|known| known.uid == user.uid) {
+            user.gid = user.uid;
+        }
+        Some(user)
     }
 
     /// Names by id for directory entries.
@@ -215,9 +225,15 @@ mod tests {
         assert_eq!(accounts.user("nohome").unwrap().home, PathBuf::from("/"));
         assert!(accounts.user("nobody-here").is_none());
         let grouped = |name: &str| accounts.user(name).map(|user| (user.gid, user.groups));
-        assert_eq!(grouped("app:video"), Some((44, vec![44, 100, 999])));
-        assert_eq!(grouped("app:7"), Some((7, vec![7, 100, 999, 44])));
-        assert_eq!(grouped("4242:root"), Some((0, vec![0, 4242])));
+        assert_eq!(grouped("app:video"), Some((44, vec![44])));
+        assert_eq!(grouped("app:7"), Some((7, vec![7])));
+        assert_eq!(grouped("4242:root"), Some((0, vec![0])));
+        assert_eq!(grouped("4242"), Some((0, vec![0])));
+        assert_eq!(grouped("4242:4242"), Some((4242, vec![4242])));
+        let owning = |name: &str| accounts.owner(name).map(|user| (user.uid, user.gid));
+        assert_eq!(owning("4242"), Some((4242, 4242)));
+        assert_eq!(owning("4242:7"), Some((4242, 7)));
+        assert_eq!(owning("app"), Some((12345, 100)));
         assert_eq!(grouped("app:none"), None);
         assert_eq!(grouped("none:7"), None);
         assert_eq!(accounts.names().group(999), "docker");
@@ -227,7 +243,11 @@ mod tests {
     #[test]
     fn root_exists_in_an_empty_image() {
         let accounts = Accounts::parse("", "");
-        assert_eq!(accounts.user("root").unwrap().home, PathBuf::from("/root"));
+        let home = match Path::new("/root").is_dir() {
+            true => "/root",
+            false => "/",
+        };
+        assert_eq!(accounts.user("root").unwrap().home, PathBuf::from(home));
         assert!(accounts.user("user").is_none());
         assert_eq!(accounts.names().user(0), "root");
     }

@@ -117,17 +117,25 @@ pub fn enter_root(settings: &BootSettings) -> Result<(), BootError> {
     for entry in &MOUNTS {
         mount_in_root(entry)?;
     }
-    let temporary = Path::new(NEW_ROOT).join("tmp");
-    if !temporary.exists() {
-        make_folder(&temporary, 0o1777).step("make /tmp")?;
-        fs::set_permissions(&temporary, fs::Permissions::from_mode(0o1777)).step("make /tmp")?;
-    }
     link_devices(Path::new(NEW_ROOT));
     free_initramfs();
     rustix::process::chdir(NEW_ROOT).step("enter the root")?;
     mount_move(".", "/").step("move the root")?;
     rustix::process::chroot(".").step("change the root")?;
-    rustix::process::chdir("/").step("enter the root")
+    rustix::process::chdir("/").step("enter the root")?;
+    make_temporary(Path::new("/tmp")).step("make /tmp")
+}
+
+/// Images may lack it, or have a link there that leads nowhere.
+fn make_temporary(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    if fs::symlink_metadata(path).is_ok_and(|info| !info.is_dir()) {
+        fs::remove_file(path)?;
+    }
+    fs::create_dir(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o1777))
 }
 
 fn mount_in_root(entry: &Mount) -> Result<(), BootError> {

@@ -26,6 +26,8 @@ use crate::users::User;
 
 /// PATH of a process when neither the agent's environment nor the request has one.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const BASH: &str = "/bin/bash";
+const SH: &str = "/bin/sh";
 const DEFAULT_SIZE: PtySize = PtySize { cols: 80, rows: 24 };
 
 /// A process that runs, and the outputs to be read from it.
@@ -61,6 +63,7 @@ pub fn start(
     }
     let environment = environment(settings, user, &config)?;
     let cwd = working_directory(settings, user, config.cwd.as_deref())?;
+    let config = with_shell(config);
     let program = find_program(&config.cmd, &environment, &cwd)?;
     let streams = open_streams(request.pty, request.stdin.unwrap_or(true), user)?;
     let texts = Texts::new(&program, &config, &environment, &cwd)?;
@@ -218,6 +221,17 @@ fn working_directory(
     }
 }
 
+/// The clients' shell, bash, is sh where the image has no bash: both take the options clients give.
+fn with_shell(config: ProcessConfig) -> ProcessConfig {
+    if config.cmd == BASH && !Path::new(BASH).exists() && Path::new(SH).exists() {
+        return ProcessConfig {
+            cmd: SH.to_owned(),
+            ..config
+        };
+    }
+    config
+}
+
 /// A name without a slash is looked up in the PATH the process will have.
 fn find_program(
     cmd: &str,
@@ -346,6 +360,9 @@ fn spawn_error(
         Some(libc::EAGAIN) => " (the limit on processes is reached; end some first)",
         Some(libc::ENOENT) if stage == SpawnStage::Exec && config.cmd.starts_with('/') && Path::new(&config.cmd).exists() => {
             " (its interpreter or dynamic loader is missing)"
+        }
+        Some(libc::ENOENT) if stage == SpawnStage::Exec && matches!(config.cmd.as_str(), BASH | SH) => {
+            " (the image has no shell; run a program of it by its path, with its arguments apart)"
         }
         _ => "",
     };
