@@ -1,13 +1,14 @@
 //! `config.v1.json`: the file by which overlaybd tools name the layers of an image
 //! (overlaybd spec 4.1).
 //!
-//! Relative paths count from the config's folder. Blobs that are only in a registry
-//! are an error here: whoever downloads them puts them where `dir` says.
+//! Relative paths count from the config's folder. A blob that is only in a registry
+//! gets a stub where its `dir` says, which a download replaces later.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use lsmt::UpperPaths;
+use remote::Stub;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -132,6 +133,24 @@ pub struct ResolvedLower {
     pub sha256: Option<String>,
     /// Its size, if stated.
     pub size_bytes: Option<u64>,
+    /// Where its bytes are, if there is no file yet.
+    pub remote: Option<Stub>,
+}
+
+impl ResolvedLower {
+    /// Puts a stub where the layer will be, if it is in a registry.
+    pub fn place_stub(&self) -> Result<(), ConfigError> {
+        let Some(stub) = &self.remote else {
+            return Ok(());
+        };
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let written = std::fs::create_dir_all(folder).and_then(|()| stub.write(&self.path));
+        written.map_err(|source| ConfigError::Io {
+            action: "write",
+            path: self.path.clone(),
+            source,
+        })
+    }
 }
 
 impl Resolved {
@@ -196,7 +215,10 @@ impl ImageConfig {
             return Err(content(path, reason));
         }
         let found: Result<Vec<_>, _> = (layers.iter().enumerate())
-            .map(|(number, lower)| lower.resolve(folder).map_err(|reason| (number, reason)))
+            .map(|(number, lower)| {
+                let found = lower.resolve(folder, &self.repo_blob_url);
+                found.map_err(|reason| (number, reason))
+            })
             .collect();
         let lowers =
             found.map_err(|(number, reason)| content(path, format!("lower {number}: {reason}")))?;
@@ -218,7 +240,7 @@ impl LowerConfig {
         }
     }
 
-    fn resolve(&self, folder: &Path) -> Result<ResolvedLower, String> {
+    fn resolve(&self, folder: &Path, blobs_url: &str) -> Result<ResolvedLower, String> {
         let turbo = [&self.target_file, &self.target_digest, &self.gzip_index];
         if turbo.iter().any(|field| !field.is_empty()) {
             return Err("TurboOCI layers are not supported; convert the image to overlaybd".into());
@@ -230,32 +252,52 @@ impl LowerConfig {
             None if self.digest.is_empty() => None,
             _ => return Err(format!("{:?} is not a sha256 digest", self.digest)),
         };
+        let (path, remote) = match self.find(folder)? {
+            Some(path) => (path, None),
+            None => {
+                let place = folder.join(&self.dir).join(NAMES_IN_DIR[0]);
+                (place, Some(self.stub(blobs_url)?))
+            }
+        };
         Ok(ResolvedLower {
-            path: self.find(folder)?,
+            path,
             sha256,
             size_bytes: (self.size > 0).then_some(self.size),
+            remote,
         })
     }
 
-    fn find(&self, folder: &Path) -> Result<PathBuf, String> {
+    /// Its file; `None` when it is to be read from a registry.
+    fn find(&self, folder: &Path) -> Result<Option<PathBuf>, String> {
         if !self.file.is_empty() {
-            return Ok(folder.join(&self.file));
+            return Ok(Some(folder.join(&self.file)));
         }
-        let named = NAMES_IN_DIR.map(|name| folder.join(&self.dir).join(name));
-        let found = named.iter().find(|path| path.is_file());
-        match (self.dir.is_empty(), found, self.digest.is_empty()) {
-            (false, Some(path), _) => Ok(path.clone()),
-            (false, None, _) => Err(format!(
-                "there is no layer in {}; download it to {}",
-                folder.join(&self.dir).display(),
-                named[0].display()
-            )),
-            (true, _, false) => Err(format!(
-                "{} is in a registry only; download it and name its file",
-                self.digest
-            )),
-            (true, _, true) => Err("it has neither file nor dir nor digest".to_owned()),
+        if self.dir.is_empty() {
+            return Err(match self.digest.as_str() {
+                "" => "it has neither file nor dir nor digest".to_owned(),
+                digest => format!("{digest} is in a registry only; name a dir to keep it in"),
+            });
         }
+        let mut named = NAMES_IN_DIR
+            .map(|name| folder.join(&self.dir).join(name))
+            .into_iter();
+        Ok(named.find(|path| path.is_file()))
+    }
+
+    fn stub(&self, blobs_url: &str) -> Result<Stub, String> {
+        if self.digest.is_empty() || blobs_url.is_empty() {
+            return Err(format!(
+                "there is no layer in {}; download it, or state repoBlobUrl, digest and size",
+                self.dir
+            ));
+        }
+        let stub = Stub {
+            blobs_url: blobs_url.to_owned(),
+            digest: self.digest.to_lowercase(),
+            size_bytes: self.size,
+            check_certificate: true,
+        };
+        stub.check().map(|()| stub)
     }
 }
 

@@ -12,6 +12,7 @@ mod remote_arguments;
 mod serve;
 mod stacks;
 mod sys;
+mod traces;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -111,6 +112,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 mount,
                 threads,
                 cache_bytes: u64::from(block_cache_mib) << 20,
+                trace_window: remote.trace_window(),
                 remote: remote.options(),
             })?;
         }

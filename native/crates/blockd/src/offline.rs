@@ -69,6 +69,10 @@ pub struct ConfigArguments {
 pub fn open_config(opener: &Opener, config: &Resolved) -> anyhow::Result<Lowers> {
     let mut layers = Vec::new();
     for lower in &config.lowers {
+        if let Some(stub) = &lower.remote {
+            let address = stub.address();
+            bail!("{address} is in a registry only; the daemon reads it, or download it first");
+        }
         layers.push(RoLayer::open(opener, &lower.path)?);
     }
     if let Some(upper) = &config.upper {

@@ -25,6 +25,10 @@ pub struct RemoteArguments {
     /// How long a layer is in use before that begins, in seconds.
     #[arg(long, default_value_t = 60)]
     download_delay_s: u32,
+    /// How long reads of the first stack on a remote disk are recorded, in seconds, to be
+    /// fetched ahead for later ones; 0 does neither.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
+    trace_s: u32,
     /// Docker's config.json with logins for registries.
     #[arg(long)]
     docker_config: Option<PathBuf>,
@@ -34,6 +38,11 @@ pub struct RemoteArguments {
 }
 
 impl RemoteArguments {
+    /// How long a first stack is recorded.
+    pub fn trace_window(&self) -> Duration {
+        Duration::from_secs(u64::from(self.trace_s))
+    }
+
     /// The same for the library; `None` when remote layers are not wanted.
     pub fn options(self) -> Option<RemoteOptions> {
         Some(RemoteOptions {

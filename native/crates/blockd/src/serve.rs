@@ -22,6 +22,7 @@ use crate::api::{self, App};
 use crate::fuse::StackFs;
 use crate::stacks::Registry;
 use crate::sys::{self, MountState};
+use crate::traces::Traces;
 
 /// Threads for blocking API work.
 const MAX_BLOCKING_THREADS: usize = 32;
@@ -44,6 +45,8 @@ pub struct ServeOptions {
     pub threads: usize,
     /// Memory for decompressed blocks of all layers together.
     pub cache_bytes: u64,
+    /// How long reads of the first stack on a remote disk are recorded.
+    pub trace_window: Duration,
     /// How to read layers that are in registries, if at all.
     pub remote: Option<RemoteOptions>,
 }
@@ -64,7 +67,11 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<()> {
     if let Some(remotes) = &remotes {
         opener = opener.with_elsewhere(remotes.clone());
     }
-    let registry = Arc::new(Registry::new(&mount, opener));
+    let registry = Arc::new(Registry::new(
+        &mount,
+        opener,
+        Traces::new(options.trace_window),
+    ));
     let session = start_session(&mount, registry.clone(), options.threads)?;
     registry.set_notifier(session.notifier());
     let result = serve_api(&options.socket, &mount, registry.clone(), remotes);

@@ -22,6 +22,7 @@ use crate::api::models::{
     CacheMode, Layer, OpenStack, Owner, ReplaceLayers, SealStack, Sealed, StackInfo, Upper,
 };
 use crate::config::{self, ImageConfig};
+use crate::traces::Traces;
 
 /// Longest name of a stack.
 const MAX_ID_BYTES: usize = 128;
@@ -84,6 +85,7 @@ struct Tables {
 pub struct Registry {
     mount: PathBuf,
     opener: Opener,
+    traces: Traces,
     tables: RwLock<Tables>,
     id_locks: Mutex<HashMap<String, Arc<Mutex<()>>>>,
     next_inode: AtomicU64,
@@ -92,10 +94,11 @@ pub struct Registry {
 
 impl Registry {
     /// An empty registry whose stacks appear under `mount`.
-    pub fn new(mount: &Path, opener: Opener) -> Registry {
+    pub fn new(mount: &Path, opener: Opener, traces: Traces) -> Registry {
         Registry {
             mount: mount.to_owned(),
             opener,
+            traces,
             tables: RwLock::default(),
             id_locks: Mutex::default(),
             next_inode: AtomicU64::new(FIRST_INODE),
@@ -216,6 +219,7 @@ impl Registry {
             tables.by_inode.insert(entry.inode, entry.clone());
         }
         tracing::info!(id, inode = entry.inode, "stack opened");
+        self.traces.begin(&entry);
         Ok(self.describe(&entry))
     }
 
@@ -394,6 +398,9 @@ fn from_config(path: &Path, request: &OpenStack) -> Result<(OpenStack, Option<Pa
         return Err(ApiError::invalid(message, "leave lowers and upper out"));
     }
     let resolved = ImageConfig::read(path)?.resolve(path)?;
+    for lower in &resolved.lowers {
+        lower.place_stub()?;
+    }
     let named = OpenStack {
         config: None,
         lowers: resolved.paths(),

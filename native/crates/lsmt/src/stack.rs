@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::blob::{FileBlob, Opener};
 use crate::format::{MAX_LAYERS, SECTOR_BYTES};
 use crate::lowers::{Lowers, Target};
+use crate::recorder::Recorder;
 use crate::stack_error::StackError;
 use crate::upper::{Upper, UpperLayout, UpperStats};
 
@@ -128,6 +129,8 @@ pub struct Stack {
     sector_writes: RwLock<()>,
     /// Layers sealed without `sync`; the next flush makes them durable.
     unsynced: Mutex<Vec<Arc<FileBlob>>>,
+    /// Told of each read, if set. Apart from `state`, which a slow read may hold.
+    recorder: RwLock<Option<Arc<Recorder>>>,
 }
 
 impl Stack {
@@ -180,6 +183,7 @@ impl Stack {
             state: RwLock::new(State { lowers, upper }),
             sector_writes: RwLock::new(()),
             unsynced: Mutex::new(Vec::new()),
+            recorder: RwLock::default(),
         })
     }
 
@@ -195,6 +199,7 @@ impl Stack {
             }),
             sector_writes: RwLock::new(()),
             unsynced: Mutex::new(Vec::new()),
+            recorder: RwLock::default(),
         }
     }
 
@@ -251,10 +256,26 @@ impl Stack {
         let left = self.virtual_size_bytes.saturating_sub(offset_bytes);
         let count = left.min(buffer.len() as u64) as usize;
         if count > 0 {
+            if let Some(recorder) = self.recorder.read().as_deref() {
+                recorder.note(offset_bytes, count as u64);
+            }
             let state = self.state.read();
             state.read(&mut buffer[..count], offset_bytes)?;
         }
         Ok(count)
+    }
+
+    /// Has reads noted from now on, or, with `None`, no longer.
+    pub fn record_reads(&self, recorder: Option<Arc<Recorder>>) {
+        *self.recorder.write() = recorder;
+    }
+
+    /// The topmost layer that is on another machine.
+    pub fn top_remote(&self) -> Option<PathBuf> {
+        let state = self.state.read();
+        let mut layers = state.lowers.layers.iter().rev();
+        let found = layers.find(|layer| layer.blob().may_wait())?;
+        Some(found.path().to_owned())
     }
 
     /// Writes bytes at any place inside the disk. Lasting after a flush only.

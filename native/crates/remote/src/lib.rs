@@ -21,6 +21,7 @@ pub mod http;
 pub mod remotes;
 pub mod source;
 pub mod stub;
+pub mod trace;
 
 pub use auth::Login;
 pub use cache::{Cache, CacheStats};

@@ -90,6 +90,42 @@ fn what_cannot_be_opened_is_refused_with_the_next_step() {
 }
 
 #[test]
+fn a_layer_in_a_registry_goes_where_its_dir_says() {
+    let digest = "AB".repeat(32);
+    let text = |blobs: &str, size: u64| {
+        format!(
+            r#"{{"repoBlobUrl": "{blobs}",
+                "lowers": [{{"dir": "d", "digest": "sha256:{digest}", "size": {size}}}]}}"#
+        )
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let found = resolve(folder.path(), &text("https://r/v2/x/blobs", 7)).unwrap();
+    let lower = &found.lowers[0];
+    assert_eq!(lower.path, folder.path().join("d/overlaybd.commit"));
+    lower.place_stub().unwrap();
+    let stub = Stub::read(&lower.path).unwrap();
+    assert_eq!(lower.remote.as_ref(), Some(&stub));
+    assert_eq!(
+        stub.address(),
+        format!("https://r/v2/x/blobs/sha256:{}", digest.to_lowercase())
+    );
+    let again = resolve(folder.path(), &text("", 7)).unwrap();
+    assert_eq!(
+        (&again.lowers[0].path, &again.lowers[0].remote),
+        (&lower.path, &None)
+    );
+    let elsewhere = Path::new("/f");
+    for (blobs, size, reason) in [
+        ("", 7, "repoBlobUrl"),
+        ("ftp://r", 7, "no http or https"),
+        ("https://r", 0, "no size of a layer"),
+    ] {
+        let error = resolve(elsewhere, &text(blobs, size)).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
 fn a_written_config_reads_back_and_leaves_blanks_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.v1.json");

@@ -172,3 +172,65 @@ fn a_registry_that_hangs_holds_up_only_what_needs_it() {
             .for_each(|reader| reader.join().unwrap());
     });
 }
+
+#[test]
+fn what_a_first_stack_read_is_fetched_ahead_for_later_ones() {
+    let mut daemon = Daemon::start();
+    let (registry, bytes) = published(&daemon, 5);
+    let stub = add(&daemon, &registry, "remote.lsmt");
+    let disk = daemon.disk("a", std::slice::from_ref(&stub), None);
+    for offset in [9_000_000, 2_000_000, 14_000_000] {
+        read(&disk, offset, 5000);
+    }
+    let trace = daemon.path("remote.trace");
+    wait_until("the trace is kept", || trace.exists());
+    read(&disk, 5_000_000, 5000);
+    drop(disk);
+    daemon.kill();
+    // As on a node that has the trace and no blocks.
+    std::fs::remove_dir_all(daemon.path("remote")).unwrap();
+    daemon.spawn();
+    daemon.ok("POST", "/v1/remotes", &registry.layer(&stub, Some("p")));
+    let disk = daemon.disk("b", &[stub], None);
+    wait_until("it is fetched", || daemon.log().contains("fetched ahead"));
+    let served = registry.served();
+    for offset in [9_000_000, 2_000_000, 14_000_000] {
+        assert_eq!(read(&disk, offset, 5000), bytes[offset as usize..][..5000]);
+    }
+    assert_eq!(registry.served(), served);
+    read(&disk, 5_000_000, 5000);
+    assert!(
+        registry.served() > served,
+        "what came after the window was not recorded"
+    );
+}
+
+#[test]
+fn a_config_names_layers_in_a_registry() {
+    let daemon = Daemon::start();
+    let (registry, bytes) = published(&daemon, 6);
+    // The login is known from another layer of the repository.
+    add(&daemon, &registry, "other.lsmt");
+    let config = daemon.path("config.v1.json");
+    let lower = json!({"dir": "layer", "digest": registry.digest, "size": registry.size_bytes});
+    let address = format!("http://{}/v2/x/blobs", registry.address);
+    let text = json!({"repoBlobUrl": address, "lowers": [lower], "resultFile": "result"});
+    std::fs::write(&config, text.to_string()).unwrap();
+    let offline = blockd(&["cat", config.to_str().unwrap()]);
+    assert!(!offline.status.success());
+    assert!(String::from_utf8_lossy(&offline.stderr).contains("in a registry only"));
+    daemon.ok("PUT", "/v1/stacks/c", &json!({"config": config}));
+    let file = std::fs::File::open(daemon.file("c")).unwrap();
+    assert_eq!(read(&file, 5_000_000, 5000), bytes[5_000_000..][..5000]);
+    let result = std::fs::read_to_string(daemon.path("result")).unwrap();
+    assert_eq!(result, "success");
+    assert!(daemon.path("layer/overlaybd.commit").exists());
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

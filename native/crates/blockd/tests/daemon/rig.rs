@@ -62,6 +62,7 @@ impl Daemon {
             .arg(self.mount())
             .arg("--remote-cache")
             .arg(self.path("remote"))
+            .args(["--trace-s", "1"])
             .stderr(log)
             .spawn()
             .unwrap();
