@@ -67,12 +67,13 @@ def aenv(*words: str) -> str:
 
 @contextmanager
 def fresh_node(**settings: str) -> Iterator[None]:
-    """A node with these settings, and without blocks of earlier runs."""
+    """A node with these settings, and without what earlier runs have downloaded."""
     from agentenv.config.load import load
 
     if subprocess.run([str(AENV), "ls", "--json"], check=False, capture_output=True).returncode == 0:
         sys.exit("a node is up, with settings of its own: `aenv down` first")
-    shutil.rmtree(load().node.home / "cache" / "blocks", ignore_errors=True)
+    for name in ("blocks", "images"):
+        shutil.rmtree(load().node.home / "cache" / name, ignore_errors=True)
     os.environ.update(settings)
     with node() as variables:
         os.environ.update(variables)

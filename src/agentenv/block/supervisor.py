@@ -47,7 +47,7 @@ def remote_flags(cache: Path, images: ImagesConfig) -> list[str]:
         *("--remote-cache", str(cache / "blocks"), "--remote-cache-mib", str(images.block_cache_mb)),
         *("--remote-connections", str(images.block_connections), "--certs-dir", str(images.certs_dir)),
         *("--download-mib-per-s", str(images.download_mb_per_s), "--download-delay-s", str(images.download_delay_s)),
-        *("--docker-config", str(images.docker_config_file)),
+        *("--docker-config", str(images.docker_config_file), "--trace-s", str(images.trace_s)),
     ]
 
 

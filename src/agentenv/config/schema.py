@@ -170,6 +170,12 @@ class ImagesConfig(_Section):
         32, ge=0, le=100_000, description="Rate at which layers in use are downloaded whole in the background, MiB/s; 0: they are not."
     )
     download_delay_s: int = Field(60, ge=0, le=86400, description="How long a layer is in use before its download begins, seconds.")
+    trace_s: int = Field(
+        30,
+        ge=0,
+        le=3600,
+        description="How long the first start from layers in a registry is watched, seconds: what it reads is fetched ahead for the next.",
+    )
     pull_deadline_s: int = Field(3600, ge=10, le=86400, description="Longest download of one image, seconds.")
     convert_deadline_s: int = Field(3600, ge=10, le=86400, description="Longest conversion of one layer, seconds.")
     conversions_at_once: int = Field(2, ge=1, le=64, description="Layers converted at the same time; others wait their turn.")
