@@ -186,7 +186,7 @@ async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
     store = Store(paths.database, clock)
     await store.open()
     try:
-        flags = supervisor.remote_flags(paths.cache, config.images)
+        flags = supervisor.remote_flags(paths.cache, config.images, config.limits.disk_reserve_mb)
         blocks = await supervisor.ensure_running(native.program("blockd"), paths.run, paths.log / "blockd.log", flags)
         try:
             yield _parts(config, paths, clock, store, blocks, assets)

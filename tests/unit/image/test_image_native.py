@@ -109,7 +109,7 @@ async def machine(work: Path, place: RealRegistry, **settings: Any) -> AsyncIter
     run = work / "run"
     run.mkdir()
     blocks = await supervisor.ensure_running(
-        native.program("blockd"), run, work / "blockd.log", supervisor.remote_flags(work / "cache", config)
+        native.program("blockd"), run, work / "blockd.log", supervisor.remote_flags(work / "cache", config, 0)
     )
     try:
         layers = FolderOfLayers(work / "layers")

@@ -16,6 +16,9 @@ pub struct RemoteArguments {
     /// Most disk those blocks take.
     #[arg(long, default_value_t = 10_240)]
     remote_cache_mib: u32,
+    /// Free disk that those blocks and downloads leave alone.
+    #[arg(long, default_value_t = 1024)]
+    remote_reserve_mib: u32,
     /// Connections to registries at a time.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     remote_connections: u16,
@@ -48,6 +51,7 @@ impl RemoteArguments {
         Some(RemoteOptions {
             cache_folder: self.remote_cache?,
             cache_bytes: u64::from(self.remote_cache_mib) << 20,
+            reserve_bytes: u64::from(self.remote_reserve_mib) << 20,
             docker_config: self.docker_config,
             http: HttpOptions {
                 connections: usize::from(self.remote_connections),

@@ -21,8 +21,6 @@ use crate::stub::Stub;
 const MAX_TRIES: u32 = 5;
 /// Pause before another try, longer each time.
 const RETRY_PAUSE: Duration = Duration::from_secs(30);
-/// Free bytes a download leaves on the disk.
-const RESERVE_BYTES: u64 = 1 << 30;
 
 /// How much downloads may take.
 #[derive(Debug, Clone, Copy)]
@@ -60,12 +58,12 @@ impl Drop for Downloads {
 
 impl Downloads {
     /// Starts the thread, unless nothing is to be downloaded.
-    pub fn start(options: DownloadOptions) -> io::Result<Downloads> {
+    pub fn start(options: DownloadOptions, reserve_bytes: u64) -> io::Result<Downloads> {
         let shared: Arc<(Mutex<Wishes>, Condvar)> = Arc::default();
         let theirs = shared.clone();
         if options.bytes_per_s > 0 {
             let thread = std::thread::Builder::new().name("download".to_owned());
-            thread.spawn(move || run(&theirs, options))?;
+            thread.spawn(move || run(&theirs, options, reserve_bytes))?;
         }
         Ok(Downloads { options, shared })
     }
@@ -91,14 +89,16 @@ impl Downloads {
     }
 }
 
-fn run(shared: &(Mutex<Wishes>, Condvar), options: DownloadOptions) {
+fn run(shared: &(Mutex<Wishes>, Condvar), options: DownloadOptions, reserve_bytes: u64) {
     while let Some((path, wish)) = next(shared) {
         // Closed meanwhile: nobody needs it.
         let Some(blob) = wish.blob.upgrade() else {
             continue;
         };
         let is_closed = || shared.0.lock().is_closed;
-        match download(&path, &blob, options.bytes_per_s, &is_closed) {
+        match has_room(&path, &blob, reserve_bytes)
+            .and_then(|()| download(&path, &blob, options.bytes_per_s, &is_closed))
+        {
             Ok(()) => tracing::info!(layer = %path.display(), "downloaded"),
             Err(error)
                 if RemoteError::of(&error).is_some_and(is_final) || wish.tries + 1 >= MAX_TRIES =>
@@ -178,7 +178,6 @@ fn fetch(
         .read(true)
         .write(true)
         .open(temporary)?;
-    require_free(temporary, stub.size_bytes)?;
     let mut digest = Sha256::new();
     let started = Instant::now();
     let mut position = 0;
@@ -206,12 +205,14 @@ fn fetch(
     Ok(file)
 }
 
-fn require_free(path: &Path, wanted_bytes: u64) -> io::Result<()> {
+/// Whether the whole layer fits beside its stub.
+fn has_room(path: &Path, blob: &RemoteBlob, reserve_bytes: u64) -> io::Result<()> {
+    let wanted_bytes = blob.source().stub().size_bytes;
     let found = nix::sys::statvfs::statvfs(path)?;
     let free_bytes = found
         .blocks_available()
         .saturating_mul(found.fragment_size());
-    if free_bytes < wanted_bytes.saturating_add(RESERVE_BYTES) {
+    if free_bytes < wanted_bytes.saturating_add(reserve_bytes) {
         let text = format!("{free_bytes} bytes are free, {wanted_bytes} and a reserve are needed");
         return Err(io::Error::new(io::ErrorKind::StorageFull, text));
     }

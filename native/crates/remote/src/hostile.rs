@@ -149,6 +149,7 @@ fn downloading(folder: &std::path::Path, cache_bytes: u64, bytes_per_s: u64) -> 
     Remotes::new(RemoteOptions {
         cache_folder: folder.to_owned(),
         cache_bytes,
+        reserve_bytes: 0,
         docker_config: None,
         http: HttpOptions {
             connections: 4,
@@ -473,7 +474,7 @@ fn a_cache_serves_the_next_process_and_what_rots_is_asked_anew() {
     let first = remotes(folder.path(), 1 << 30);
     assert_eq!(read_all(&first), 500_000);
     assert!(
-        Cache::open(folder.path(), 1).is_err(),
+        Cache::open(folder.path(), 1, 0).is_err(),
         "two processes share the folder"
     );
     drop(first);

@@ -25,6 +25,8 @@ pub struct RemoteOptions {
     pub cache_folder: PathBuf,
     /// Its limit; 0 keeps nothing.
     pub cache_bytes: u64,
+    /// Free bytes that cache and downloads leave on the disk.
+    pub reserve_bytes: u64,
     /// Docker's config file with logins.
     pub docker_config: Option<PathBuf>,
     /// How to reach registries.
@@ -46,11 +48,15 @@ impl Remotes {
     /// Takes the cache over. Fails when another process has it.
     pub fn new(options: RemoteOptions) -> io::Result<Remotes> {
         Ok(Remotes {
-            cache: Arc::new(Cache::open(&options.cache_folder, options.cache_bytes)?),
+            cache: Arc::new(Cache::open(
+                &options.cache_folder,
+                options.cache_bytes,
+                options.reserve_bytes,
+            )?),
             http: Arc::new(Http::new(options.http)),
             logins: Arc::new(Logins::new(options.docker_config)),
             open: Mutex::default(),
-            downloads: Downloads::start(options.download)?,
+            downloads: Downloads::start(options.download, options.reserve_bytes)?,
         })
     }
 

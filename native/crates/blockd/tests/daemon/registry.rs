@@ -16,6 +16,8 @@ pub struct Registry {
     pub size_bytes: u64,
     pub served_bytes: Arc<AtomicU64>,
     pub is_stuck: Arc<AtomicBool>,
+    /// So many of the next replies have a wrong byte.
+    pub spoilt_replies: Arc<AtomicU64>,
 }
 
 impl Registry {
@@ -29,16 +31,18 @@ impl Registry {
             size_bytes: blob.len() as u64,
             served_bytes: Arc::default(),
             is_stuck: Arc::default(),
+            spoilt_replies: Arc::default(),
         };
-        let (blob, served, is_stuck) = (
-            Arc::new(blob),
-            registry.served_bytes.clone(),
-            registry.is_stuck.clone(),
-        );
+        let blob = Arc::new(blob);
+        let (served, is_stuck) = (registry.served_bytes.clone(), registry.is_stuck.clone());
+        let spoilt = registry.spoilt_replies.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (blob, served, is_stuck) = (blob.clone(), served.clone(), is_stuck.clone());
-                std::thread::spawn(move || serve(stream.unwrap(), &blob, &served, &is_stuck));
+                let (blob, served) = (blob.clone(), served.clone());
+                let (is_stuck, spoilt) = (is_stuck.clone(), spoilt.clone());
+                std::thread::spawn(move || {
+                    serve(stream.unwrap(), &blob, &served, &is_stuck, &spoilt);
+                });
             }
         });
         registry
@@ -62,7 +66,13 @@ impl Registry {
     }
 }
 
-fn serve(stream: TcpStream, blob: &[u8], served: &AtomicU64, is_stuck: &AtomicBool) {
+fn serve(
+    stream: TcpStream,
+    blob: &[u8],
+    served: &AtomicU64,
+    is_stuck: &AtomicBool,
+    spoilt: &AtomicU64,
+) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     loop {
         let mut head = String::new();
@@ -82,13 +92,21 @@ fn serve(stream: TcpStream, blob: &[u8], served: &AtomicU64, is_stuck: &AtomicBo
             let range = head.split("bytes=").nth(1).unwrap();
             let (start, end) = range.lines().next().unwrap().split_once('-').unwrap();
             let (start, end): (usize, usize) = (start.parse().unwrap(), end.parse().unwrap());
-            let part = &blob[start..=end];
+            let mut part = blob[start..=end].to_vec();
+            let less = |left: u64| left.checked_sub(1);
+            if spoilt
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+                .is_ok()
+            {
+                let middle = part.len() / 2;
+                part[middle] ^= 1;
+            }
             served.fetch_add(part.len() as u64, Ordering::SeqCst);
             let (length, total) = (part.len(), blob.len());
             let head = format!(
                 "HTTP/1.1 206 X\r\ncontent-range: bytes {start}-{end}/{total}\r\ncontent-length: {length}\r\n\r\n"
             );
-            [head.as_bytes(), part].concat()
+            [head.as_bytes(), &part].concat()
         } else {
             let head =
                 "HTTP/1.1 401 X\r\nwww-authenticate: Basic realm=x\r\ncontent-length: 0\r\n\r\n";

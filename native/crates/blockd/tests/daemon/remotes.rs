@@ -206,6 +206,27 @@ fn what_a_first_stack_read_is_fetched_ahead_for_later_ones() {
 }
 
 #[test]
+fn bytes_that_prove_wrong_are_asked_for_again() {
+    let daemon = Daemon::start();
+    let (registry, bytes) = published(&daemon, 7);
+    let stub = add(&daemon, &registry, "remote.lsmt");
+    let disk = daemon.disk("a", &[stub], None);
+    registry.spoilt_replies.store(1, Ordering::SeqCst);
+    // All of a window, so that the wrong byte is among what is read.
+    assert_eq!(
+        read(&disk, 5_000_000, 600_000),
+        bytes[5_000_000..][..600_000]
+    );
+    assert_eq!(registry.spoilt_replies.load(Ordering::SeqCst), 0);
+    let figures = daemon.ok("GET", "/v1/remotes", &Value::Null);
+    assert_ne!(figures["cache"]["damaged_blocks"], 0);
+    // A registry that sends nothing else is an error, and no wrong bytes.
+    registry.spoilt_replies.store(u64::MAX, Ordering::SeqCst);
+    let mut unread = vec![0; 600_000];
+    assert!(disk.read_exact_at(&mut unread, 9_000_000).is_err());
+}
+
+#[test]
 fn a_config_names_layers_in_a_registry() {
     let daemon = Daemon::start();
     let (registry, bytes) = published(&daemon, 6);

@@ -8,7 +8,8 @@
 //!
 //! Invariants: a block is handed on only if its checksum is right, so eviction needs no
 //! reader's consent and a crash at any point costs blocks, never right bytes; nothing is
-//! synced; a full disk makes blocks pass through unkept.
+//! synced; a full disk makes blocks pass through unkept, and one that is nearly full makes
+//! new blocks take the place of old ones.
 
 mod blob;
 mod map;
@@ -28,6 +29,8 @@ use map::Subject;
 
 /// Bytes of a block: what is checked, kept and evicted by itself.
 pub const BLOCK_BYTES: u32 = 64 << 10;
+/// Blocks kept between two looks at the disk's free space (4 MiB).
+const LOOK_EVERY: u64 = 64;
 /// Blocks looked at for one eviction, at most: two rounds of a large cache.
 const MAX_LOOKS: u64 = 64 << 20;
 
@@ -58,6 +61,9 @@ pub(crate) struct Counters {
 pub struct Cache {
     folder: PathBuf,
     limit_blocks: u64,
+    reserve_bytes: u64,
+    puts: AtomicU64,
+    is_scarce: AtomicBool,
     counters: Arc<Counters>,
     blobs: RwLock<Vec<Arc<CachedBlob>>>,
     by_digest: Mutex<HashMap<[u8; 32], Arc<CachedBlob>>>,
@@ -68,8 +74,8 @@ pub struct Cache {
 
 impl Cache {
     /// Takes a folder over with what an earlier process left in it. With a limit of 0
-    /// nothing is kept.
-    pub fn open(folder: &Path, limit_bytes: u64) -> io::Result<Cache> {
+    /// nothing is kept. It grows only while the disk has more than `reserve_bytes` free.
+    pub fn open(folder: &Path, limit_bytes: u64, reserve_bytes: u64) -> io::Result<Cache> {
         std::fs::create_dir_all(folder)?;
         let file = File::options()
             .create(true)
@@ -86,6 +92,9 @@ impl Cache {
         let cache = Cache {
             folder: folder.to_owned(),
             limit_blocks: limit_bytes / u64::from(BLOCK_BYTES),
+            reserve_bytes,
+            puts: AtomicU64::new(0),
+            is_scarce: AtomicBool::new(false),
             counters: Arc::default(),
             blobs: RwLock::default(),
             by_digest: Mutex::default(),
@@ -147,6 +156,9 @@ impl Cache {
         if self.limit_blocks == 0 {
             return;
         }
+        if self.is_scarce() && !self.evict() {
+            return;
+        }
         while self.counters.used_blocks.load(Ordering::Relaxed) >= self.limit_blocks {
             if !self.evict() {
                 return;
@@ -158,6 +170,20 @@ impl Cache {
                 tracing::warn!(folder = %self.folder.display(), %error, "blocks cannot be cached; reads go on from the registry");
             }
         }
+    }
+
+    /// Whether the disk has no room for the cache to grow. Looks now and then only.
+    fn is_scarce(&self) -> bool {
+        if self.puts.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == 0 {
+            let free_bytes = nix::sys::statvfs::statvfs(&self.folder).map_or(u64::MAX, |found| {
+                found
+                    .blocks_available()
+                    .saturating_mul(found.fragment_size())
+            });
+            let is_scarce = free_bytes < self.reserve_bytes;
+            self.is_scarce.store(is_scarce, Ordering::Relaxed);
+        }
+        self.is_scarce.load(Ordering::Relaxed)
     }
 
     /// Forgets a blob's blocks: it is on this machine as a whole.

@@ -21,7 +21,7 @@ fn holds(blob: &CachedBlob, number: u64, seed: u8) -> bool {
 }
 
 fn open(folder: &Path, blocks: u64) -> Cache {
-    Cache::open(folder, blocks * BLOCK as u64).unwrap()
+    Cache::open(folder, blocks * BLOCK as u64, 0).unwrap()
 }
 
 fn stored_bytes(folder: &Path) -> u64 {
@@ -183,34 +183,62 @@ fn the_last_block_may_be_short_and_sizes_must_agree() {
     assert!(cache.blob([1; 32], 7).is_err());
 }
 
+/// A file system of 1 MiB, gone in the end.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount() -> SmallDisk {
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "this test needs root (it mounts a small tmpfs)"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let flags = nix::mount::MsFlags::empty();
+        let (none, options) = (None::<&str>, Some("size=1m"));
+        nix::mount::mount(none, folder.path(), Some("tmpfs"), flags, options).unwrap();
+        SmallDisk(folder)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
 #[test]
 fn a_full_disk_keeps_nothing_and_fails_nothing() {
-    assert!(
-        nix::unistd::geteuid().is_root(),
-        "this test needs root (it mounts a small tmpfs)"
-    );
-    let folder = tempfile::tempdir().unwrap();
-    let flags = nix::mount::MsFlags::empty();
-    nix::mount::mount(
-        None::<&str>,
-        folder.path(),
-        Some("tmpfs"),
-        flags,
-        Some("size=1m"),
-    )
-    .unwrap();
-    let cache = open(folder.path(), 1000);
+    let disk = SmallDisk::mount();
+    let cache = open(disk.0.path(), 1000);
     let blob = cache.blob([1; 32], 100 * BLOCK as u64).unwrap();
     for number in 0..100 {
         cache.put(&blob, number, &block(number as u8));
     }
-    let kept = (0..100)
-        .filter(|number| holds(&blob, *number, *number as u8))
-        .count() as u64;
-    let stats = cache.stats();
-    drop((blob, cache));
-    nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+    let there = |number: &u64| holds(&blob, *number, *number as u8);
+    let kept = (0..100).filter(there).count() as u64;
     assert!((5..16).contains(&kept), "{kept} blocks were kept on 1 MiB");
+    let stats = cache.stats();
     assert_eq!(stats.used_bytes, kept * BLOCK as u64);
     assert_eq!(stats.unkept_blocks, 100 - kept);
+}
+
+#[test]
+fn a_nearly_full_disk_is_left_as_it_is() {
+    let disk = SmallDisk::mount();
+    let cache = Cache::open(disk.0.path(), 1000 * BLOCK as u64, 2 << 20).unwrap();
+    let blob = cache.blob([1; 32], 100 * BLOCK as u64).unwrap();
+    cache.put(&blob, 0, &block(0));
+    assert_eq!(cache.stats().used_bytes, 0, "nothing gives way yet");
+    drop((blob, cache));
+    let cache = Cache::open(disk.0.path(), 1000 * BLOCK as u64, 0).unwrap();
+    let blob = cache.blob([1; 32], 100 * BLOCK as u64).unwrap();
+    (0..4).for_each(|number| cache.put(&blob, number, &block(number as u8)));
+    drop((blob, cache));
+    let cache = Cache::open(disk.0.path(), 1000 * BLOCK as u64, 2 << 20).unwrap();
+    let blob = cache.blob([1; 32], 100 * BLOCK as u64).unwrap();
+    for number in 4..40 {
+        cache.put(&blob, number, &block(number as u8));
+        assert!(holds(&blob, number, number as u8));
+        assert_eq!(cache.stats().used_bytes, 4 * BLOCK as u64);
+    }
 }
