@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import httpx
-
 from agentenv.block.client import RemoteBlob, Stack, Upper
 from agentenv.config.schema import ImagesConfig
-from agentenv.core.errors import DataCorrupt, InvalidInput, Unavailable
+from agentenv.core.errors import DataCorrupt, InvalidInput
 from agentenv.core.ids import new_layer_id
 from agentenv.core.images import ImageLayer
 from agentenv.host.command import Progress
@@ -29,13 +27,12 @@ from agentenv.host.files import storage_full
 from agentenv.image.blobs import BlobFolder
 from agentenv.image.credentials import Credentials
 from agentenv.image.manifest import Descriptor
-from agentenv.image.reference import DOCKER_HUB, ImageReference
+from agentenv.image.reference import ImageReference
+from agentenv.image.repository import repository_of
 
 _PREFIX = "native-"
 _STUB = b"AgentENV remote layer 1\n"
 _STUB_BYTES_MAX = 16 << 10
-_HUB_HOST = "registry-1.docker.io"
-_PROBE_DEADLINE_S = 10.0
 _PIECE_BYTES = 1 << 20
 _OPENED_AT_ONCE = 8  # each asks the registry a few times
 _MIB = 1 << 20
@@ -105,14 +102,14 @@ class NativeImages:
 
         PermissionDenied, NotFound, Unavailable, DataCorrupt.
         """
-        blobs_url, check = await asyncio.to_thread(self._blobs_url, place)
+        repository = await asyncio.to_thread(repository_of, place, self._config)
         given = None if login is None else (login.username, login.password)
         done = 0
 
         async def add(layer: Descriptor) -> None:
             nonlocal done
             async with self._turns:
-                blob = RemoteBlob(blobs_url, layer.digest, layer.size_bytes, check)
+                blob = RemoteBlob(f"{repository.url}/blobs", layer.digest, layer.size_bytes, repository.check_certificate)
                 await self._blocks.add_remote(self._layers.path(_layer_id(layer.digest)), blob, given)
             done += 1
             progress("open the layers in the registry", done, len(layers))
@@ -156,24 +153,6 @@ class NativeImages:
         if stack.virtual_size_bytes % _MIB:
             raise InvalidInput(f"the image's disk of {stack.virtual_size_bytes} bytes has no whole MiB", "convert it with another size")
         return NativeDisk(made, stack.virtual_size_bytes // _MIB)
-
-    def _blobs_url(self, place: ImageReference) -> tuple[str, bool]:
-        """The address of a repository's blobs, and whether its certificate counts. Registries named insecure may have no TLS at all."""
-        host = _HUB_HOST if place.registry == DOCKER_HUB else place.registry
-        scheme, check = "https", host not in self._config.insecure_registries
-        if not check and not _speaks_tls(host):
-            scheme = "http"
-        return f"{scheme}://{host}/v2/{place.repository}/blobs", check
-
-
-def _speaks_tls(host: str) -> bool:
-    try:
-        httpx.get(f"https://{host}/v2/", verify=False, timeout=_PROBE_DEADLINE_S)
-    except httpx.TimeoutException as error:
-        raise Unavailable(f"the registry {host} does not answer", "see that it can be reached") from error
-    except httpx.TransportError:
-        return False
-    return True
 
 
 def _layer_id(digest: str) -> str:

@@ -46,6 +46,10 @@ class ImageReference:
         """The same image, named by a digest."""
         return replace(self, digest=digest)
 
+    def at_tag(self, tag: str) -> ImageReference:
+        """The image that has a tag in the same repository."""
+        return replace(self, tag=tag, digest=None)
+
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.config.schema import ImagesConfig
@@ -40,6 +40,7 @@ from agentenv.image.blobs import BlobFolder
 from agentenv.image.credentials import Credentials, auth_file
 from agentenv.image.manifest import Manifest
 from agentenv.image.reference import ImageReference
+from agentenv.image.repository import known_login, repository_of
 
 _ASK_DEADLINE_S = 60.0
 _TRIES = 3
@@ -148,18 +149,27 @@ class Registry:
         return manifests.parse_config(raw, image.manifest, image.platform, what)
 
     def _twin(self, image: ResolvedImage, credentials: Credentials | None) -> ResolvedImage:
-        """The overlaybd-native image that refers to this one by the tag scheme of OCI's referrers, or the image itself."""
-        if image.manifest.native or image.found_at.registry not in self._config.twins:
+        """The overlaybd-native image that refers to this one, by the registry's list or else by OCI's tag scheme; or the image itself."""
+        place = image.found_at
+        if image.manifest.native or place.registry not in self._config.twins:
             return image
         what = f"{image.reference} (its referrers)"
-        place = replace(image.found_at, tag=image.digest.replace(":", "-"), digest=None)
         try:
-            raw = self._ask(place, image.reference, credentials, "inspect", "--raw", f"docker://{place.exact}")
-            for entry in manifests.referrers(manifests.load(raw, what), what):
-                return self._resolve_at(image.reference, place.at(entry), credentials, image.platform)
+            raw = self._referrers(image, credentials)
+            if raw is None:
+                tag = place.at_tag(image.digest.replace(":", "-"))
+                raw = self._ask(tag, image.reference, credentials, "inspect", "--raw", f"docker://{tag.exact}")
+            for digest in manifests.referrers(manifests.load(raw, what), what):
+                return self._resolve_at(image.reference, place.at(digest), credentials, image.platform)
         except (NotFound, Unsupported, InvalidInput):
             pass  # there is none, or none for this platform
         return image
+
+    def _referrers(self, image: ResolvedImage, credentials: Credentials | None) -> bytes | None:
+        place = image.found_at
+        given = credentials if place.registry == image.reference.registry else None
+        repository = repository_of(place, self._config)
+        return repository.referrers(image.digest, manifests.NATIVE_ARTIFACT, given or known_login(place, self._config))
 
     def _at_first_place(self, reference: ImageReference, ask: Callable[[ImageReference], ResolvedImage]) -> ResolvedImage:
         *mirrors, origin = references.pull_names(reference, self._config.mirrors)
