@@ -15,6 +15,7 @@ from agentenv.core.errors import Conflict, HostNotReady, Unavailable
 from agentenv.host import process
 
 _START_DEADLINE_S = 10.0
+_LINES_READ = 10
 
 
 async def ensure_running(binary: Path, run: Path, log: Path, flags: Sequence[str] = ()) -> BlockClient:
@@ -35,7 +36,10 @@ async def ensure_running(binary: Path, run: Path, log: Path, flags: Sequence[str
                 return _checked(client, await client.info())
             await asyncio.sleep(0.01)
         await asyncio.to_thread(process.kill, started)
-        raise HostNotReady(f"blockd does not start: {_last_line(log)}", f"see {log}; `aenv doctor` checks what it needs (root, /dev/fuse)")
+        raise HostNotReady(
+            f"blockd does not start: {_last_line(log)}",
+            f"see {log}; `aenv doctor` checks what it needs (root, /dev/fuse); `make setup` builds it anew",
+        )
     except BaseException:
         await client.close()
         raise
@@ -93,6 +97,7 @@ def _checked(client: BlockClient, info: dict[str, object]) -> BlockClient:
 
 def _last_line(log: Path) -> str:
     with contextlib.suppress(OSError):
-        lines = log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it wrote no message"
+        lines = log.read_text(errors="replace").strip().splitlines()[-_LINES_READ:]
+        said = [line for line in lines if line.startswith("error: ")]  # what it says of its arguments is followed by help
+        return (said or lines or ["it wrote no message"])[-1]
     return "it wrote no log"
