@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agentenv.api.bodies import Body
-from agentenv.core.builds import BuildPlan, Registry, Step
+from agentenv.core.builds import BuildPlan, DockerfileSource, Registry, Step
 from agentenv.core.errors import InvalidInput
 from agentenv.core.templates import TAGS_MAX
+from agentenv.template.dockerfile.document import TEXT_MAX_CHARS
 
 _COMMAND_CHARS = 100_000  # a program cannot be given more than 128 KiB in one argument
 
@@ -55,6 +56,22 @@ class RegistryBody(Body, extra="allow"):
     type: Literal["registry", "aws", "gcp"]
 
 
+class DockerfileBody(Body):
+    """`dockerfile`, an extension: what is built in place of `fromImage`, `fromTemplate` and `steps`.
+
+    `files` has the hash of an uploaded archive for every line that copies from the context. `start` false: ENTRYPOINT and CMD are not run.
+    """
+
+    text: str = Field(max_length=TEXT_MAX_CHARS)
+    name: str = Field("Dockerfile", max_length=200)
+    build_args: dict[str, Annotated[str, Field(max_length=_COMMAND_CHARS)]] = Field(
+        default_factory=dict, alias="buildArgs", max_length=1000
+    )
+    target: str = Field("", max_length=200)
+    files: dict[int, str] = Field(default_factory=dict, max_length=1000)
+    start: bool = True
+
+
 class StartBuildBody(Body):
     """`POST /v2/templates/{id}/builds/{buildID}`."""
 
@@ -65,6 +82,7 @@ class StartBuildBody(Body):
     steps: list[StepBody] = Field(default_factory=list, max_length=1000)
     start_cmd: str = Field("", alias="startCmd", max_length=_COMMAND_CHARS)
     ready_cmd: str = Field("", alias="readyCmd", max_length=_COMMAND_CHARS)
+    dockerfile: DockerfileBody | None = None
 
 
 class PullImageBody(Body):
@@ -98,7 +116,12 @@ def to_plan(body: StartBuildBody) -> BuildPlan:
         start_command=body.start_cmd.strip(),
         ready_command=body.ready_cmd.strip(),
         force=body.force,
+        dockerfile=None if body.dockerfile is None else _source(body.dockerfile),
     )
+
+
+def _source(body: DockerfileBody) -> DockerfileSource:
+    return DockerfileSource(body.text, body.name, body.build_args, body.target, body.files, body.start)
 
 
 def to_account(body: RegistryBody | None, field: str = "registry") -> Registry | None:

@@ -415,6 +415,7 @@ def build_view(build: Build) -> dict[str, object]:
         "finishedAt": rfc3339(build.created_at_ms),
         **_machine(build.machine),
         "envdVersion": build.envd_version,
+        "labels": build.labels,
     }
 
 

@@ -61,6 +61,25 @@ class Step:
     def __str__(self) -> str:
         return " ".join((self.kind, *filter(None, self.arguments)))
 
+    def content(self) -> list[object]:
+        """What it depends on beside the disk and the context it begins with."""
+        return [self.kind, self.arguments, self.files_hash]
+
+
+@dataclass(frozen=True, slots=True)
+class DockerfileSource:
+    """A Dockerfile to build. `files` are hashes of the archives that its COPY and ADD need, by line.
+
+    `starts`: its ENTRYPOINT and CMD are the start command, its HEALTHCHECK the ready command.
+    """
+
+    text: str
+    name: str = "Dockerfile"
+    arguments: dict[str, str] = field(default_factory=dict)
+    target: str = ""
+    files: dict[int, str] = field(default_factory=dict)
+    starts: bool = True
+
 
 @dataclass(frozen=True, slots=True)
 class Registry:
@@ -72,7 +91,10 @@ class Registry:
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """What one build does: start from an image or a template, go through steps, start a program, capture."""
+    """What one build does: start from an image or a template, go through steps, start a program, capture.
+
+    With a Dockerfile, that says what it starts from and what the steps are.
+    """
 
     from_image: str = ""
     from_template: str = ""
@@ -81,6 +103,7 @@ class BuildPlan:
     start_command: str = ""
     ready_command: str = ""
     force: bool = False
+    dockerfile: DockerfileSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +121,9 @@ def base_key(origin: str) -> str:
     return _digest([_KEY_VERSION, "base", origin])
 
 
-def step_key(parent: str, step: Step, context: Context, vcpu_count: int, memory_mb: int) -> str:
+def step_key(parent: str, content: list[object], context: Context, vcpu_count: int, memory_mb: int) -> str:
     """The key of a step after `parent`, for commands that start with `context` on a machine of that size."""
-    return _digest([parent, step.kind, step.arguments, step.files_hash, asdict(context), vcpu_count, memory_mb])
+    return _digest([parent, *content, asdict(context), vcpu_count, memory_mb])
 
 
 def _digest(content: list[object]) -> str:

@@ -115,6 +115,7 @@ class Build:
     service: Service | None = None
     user: str = "user"
     workdir: str = "/home/user"
+    labels: dict[str, str] = field(default_factory=dict)  # what its Dockerfile says of it
 
     @property
     def context(self) -> Context:

@@ -15,7 +15,7 @@ from typing import Any
 import httpcore
 
 from agentenv.core.clock import Clock, rfc3339
-from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, Unavailable
+from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, StorageFull, Unavailable
 from agentenv.core.ids import new_entropy
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart, Stream, follow
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
@@ -255,6 +255,35 @@ class GuestClient:
             raise DeadlineExceeded(f"the guest's agent did not end {name} within {deadline_s:g} s") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise Internal(f"the guest was lost during {name}: {error}") from error
+
+    async def pack(self, namespace: str, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
+        """Write into `output` a tar of what a guest's disk has of some sources: paths below /, the last parts perhaps patterns.
+
+        InvalidInput (more than `most_bytes`), DeadlineExceeded, Internal. The file is the caller's, also after a failure.
+        """
+        body = json.dumps({"sources": sources}).encode()
+        headers: dict[bytes | str, bytes | str] = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace)) as pool,
+                pool.stream("POST", f"{self._url}/provision/pack", headers=headers, content=body) as reply,
+            ):
+                if reply.status != 200:
+                    raise Internal(f"the guest's envd answered /provision/pack with {reply.status}: {message_of(await reply.aread())}")
+                with output.open("wb") as file:
+                    size_bytes = 0
+                    async for chunk in reply.aiter_stream():
+                        size_bytes += len(chunk)
+                        if size_bytes > most_bytes:
+                            raise InvalidInput(f"the files have more than {most_bytes >> 20} MiB, which the disk cannot hold")
+                        await asyncio.to_thread(file.write, chunk)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the files could not be read from the guest within {deadline_s:g} s") from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            raise Internal(f"the guest was lost while its files were read: {error}") from error
+        except OSError as error:
+            raise StorageFull(f"no room for the files of a stage: {error.strerror}", "free some space on the node") from error
 
     def metrics_reader(self, namespace: str, access_token: str) -> MetricsReader:
         """For the metrics of the guest in `namespace`, as long as it lives there. Nothing is dialled yet; the caller closes it."""

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import AgentEnvError, DataCorrupt, Internal, InvalidInput, StorageFull
 from agentenv.core.images import ImageConfig, ImageLayer
-from agentenv.host.command import Progress, run_command
+from agentenv.host.command import Progress, no_progress, run_command
 from agentenv.host.files import require_free, storage_full
 from agentenv.host.requirements import SYSTEM_PATH
 from agentenv.image.registry import LocalImage
@@ -149,6 +149,10 @@ class Converter:
                 )
                 made.append(await self._once(step.layer_id, partial(self._make_layer, step, progress)))
         return ConvertedImage(image.name, image.digest, tuple(made), image.config)
+
+    async def make_base(self) -> None:
+        """The layer that all images begin with, if it is missing. The caller has announced it."""
+        await self._once(self.base_id, lambda: self._make_base(no_progress))
 
     async def _once(self, layer_id: str, make: Callable[[], ImageLayer]) -> ImageLayer:
         lock = self._busy.setdefault(layer_id, asyncio.Lock())

@@ -178,6 +178,16 @@ class Images:
             raise Conflict(f"image '{name}' was removed while the build began", "build again")
         return self._base(image, name)  # nobody waits from here on: the caller holds the snapshot before a sweep looks
 
+    async def empty(self) -> Base:
+        """A disk with nothing on it: what all images are layers on."""
+        parts, snapshot_id = self._parts, new_snapshot_id()
+        layer_ids = tuple(parts.image_converter.planned(()))
+        with parts.layers.announced(*layer_ids), parts.shared.using(snapshot_id):
+            await parts.image_converter.make_base()
+            parts.paths.snapshot(snapshot_id).mkdir(parents=True)
+            await parts.store.add_snapshot(Snapshot(snapshot_id, self._machine, parts.identity, (), layer_ids, parts.clock.now_ms()))
+            return Base(f"empty {layer_ids[-1]}", "scratch", snapshot_id, self._machine, Context("root", "/"))
+
     # --- the work
 
     async def _joined(self, key: object, work: Callable[[Progress], Awaitable[Image]], listener: Progress) -> Image:
@@ -324,6 +334,7 @@ class Images:
             machine=self._machine if snapshot is None else replace(self._machine, disk_mb=snapshot.machine.disk_mb),
             context=replace(wanted, user="root", workdir="/"),
             preparation=(_literal("USER", wanted.user), _literal("WORKDIR", wanted.workdir)),
+            image=config,
         )
 
     def _is_current(self, image: Image) -> bool:

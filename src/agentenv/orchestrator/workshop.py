@@ -129,6 +129,10 @@ class VmBench:
         """Unpack an archive."""
         await self._parts.guest.provision.unpack(self._namespace(), archive, folder, uid, gid, deadline_s)
 
+    async def pack(self, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
+        """Read files of the guest's disk."""
+        await self._parts.guest.pack(self._namespace(), sources, output, most_bytes, deadline_s)
+
     async def keep(self) -> str:
         """Seal the disk."""
         return await self._instant(memory=False)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from agentenv.config.schema import LimitsConfig
 from agentenv.core import templates
-from agentenv.core.builds import FINAL_STEP, STEP_KINDS, BuildFailure, BuildJob, BuildPlan, CachedStep
+from agentenv.core.builds import FINAL_STEP, STEP_KINDS, BuildFailure, BuildJob, BuildPlan, CachedStep, DockerfileSource
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Conflict, InvalidInput, LimitReached, NotFound
 from agentenv.core.ids import new_build_id, new_template_id
@@ -30,6 +30,7 @@ from agentenv.template import build_log, steps
 from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildEntry, BuildLog
 from agentenv.template.builder import Builder, BuildError, BuildTools
+from agentenv.template.dockerfile_build import checked
 from agentenv.template.step_cache import StepCache
 from agentenv.template.workshop import BaseImages, Workshop
 
@@ -307,6 +308,9 @@ class Builds:
         return self._paths.build_logs / f"{build_id}.jsonl"
 
     def _check_plan(self, plan: BuildPlan) -> None:
+        if plan.dockerfile is not None:
+            _check_dockerfile(plan, plan.dockerfile)
+            return
         if bool(plan.from_image) == bool(plan.from_template):
             raise InvalidInput("exactly one of fromImage and fromTemplate must be given, and not empty")
         if len(plan.steps) > STEPS_MAX:
@@ -316,6 +320,15 @@ class Builds:
                 raise InvalidInput(f"steps: step {number} is a {step.kind[:20]!r}, not one of {', '.join(STEP_KINDS)}")
         if plan.from_template:
             self._workshop.base(plan.from_template)
+
+
+def _check_dockerfile(plan: BuildPlan, source: DockerfileSource) -> None:
+    if plan.from_image or plan.from_template or plan.steps:
+        raise InvalidInput("dockerfile: fromImage, fromTemplate and steps do not go with it", "its FROM says what it starts from")
+    if plan.registry is not None:
+        raise InvalidInput("dockerfile: fromImageRegistry does not go with it", "pull private images before, with `aenv image pull`")
+    if sum(len(stage.instructions) for stage in checked(source).stages) > STEPS_MAX:
+        raise InvalidInput(f"dockerfile: more than {STEPS_MAX} instructions", "put several commands into one RUN")
 
 
 def _plain_tag(text: str, name: Reference) -> str:

@@ -92,7 +92,7 @@ class _Member(tarfile.TarInfo):
 def survey(archive: Path, source: Source, content_max_bytes: int) -> Found:
     """What there is of `source`. InvalidInput: nothing, no archive, too much in it. Blocks."""
     found: Found = {}
-    for _, member, parts in _members(archive, content_max_bytes):
+    for _, member, parts in members(archive, content_max_bytes):
         if (matched := source.match(parts)) is None:
             continue
         match, below = matched
@@ -121,7 +121,7 @@ def rewrite(archive: Path, output: Path, source: Source, layout: Layout, owner: 
     count = 0
     try:
         with tarfile.open(output, "w", format=tarfile.GNU_FORMAT) as written:
-            for reading, member, parts in _members(archive, content_max_bytes):
+            for reading, member, parts in members(archive, content_max_bytes):
                 name = _placed(source, layout, parts, member.isdir())
                 if name is None:
                     continue
@@ -144,7 +144,8 @@ def _unreadable(error: Exception) -> InvalidInput:
     return InvalidInput(f"COPY: the uploaded archive cannot be read: {error}", "upload the files again")
 
 
-def _members(archive: Path, content_max_bytes: int) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, tuple[str, ...]]]:
+def members(archive: Path, content_max_bytes: int) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, tuple[str, ...]]]:
+    """All entries of an archive with the parts of their paths, which stay inside it. InvalidInput. Blocks."""
     total_bytes = count = 0
     try:
         with archive.open("rb") as file, _open(file) as reading:

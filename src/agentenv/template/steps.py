@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from agentenv.core.builds import Step
 from agentenv.core.errors import AgentEnvError, Internal, InvalidInput
@@ -32,6 +33,7 @@ _HELPER_DEADLINE_S = 120.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _MODE = re.compile(r"[0-7]{1,4}")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,14 @@ async def shell(
     on_start: OnStart = lambda: None,
 ) -> tuple[Ended, str]:
     """Run a command in the login shell as it is run in sandboxes; its output goes to the log. Returns its end and its last output."""
+    wanted = Command.in_login_shell(command, user or context.user, context.workdir, context.env_vars)
+    return await follow(wanted, number, tools, deadline_s=deadline_s, on_start=on_start)
+
+
+async def follow(
+    command: Command, number: str, tools: StepTools, *, deadline_s: float | None = None, on_start: OnStart = lambda: None
+) -> tuple[Ended, str]:
+    """Run a program; its output goes to the log. Returns its end and its last output. CommandRefused and others."""
     bench = await tools.bench()
     tail: deque[str] = deque(maxlen=200)
     cutters = {"stdout": LineCutter(), "stderr": LineCutter()}
@@ -89,10 +99,9 @@ async def shell(
             tail.append(line)
             tools.log.output(f"[{stream}] {line}", number)
 
-    wanted = Command.in_login_shell(command, user or context.user, context.workdir, context.env_vars)
     try:
         hear = deadline_s or tools.left_s()
-        ended = await bench.run(wanted, lambda stream, data: say(stream, cutters[stream].lines(data)), hear, on_start)
+        ended = await bench.run(command, lambda stream, data: say(stream, cutters[stream].lines(data)), hear, on_start)
     finally:
         for stream in ("stdout", "stderr"):
             say(stream, cutters[stream].rest())
@@ -138,10 +147,10 @@ async def _guest_variable(name: str, context: Context, tools: StepTools) -> str:
 
 async def _workdir(step: Step, number: str, context: Context, tools: StepTools) -> Context:
     path = posixpath.normpath(posixpath.join(context.workdir, expand(step.arguments[0], context.env_vars)))
-    place = await _look(context.user, path, tools)
+    place = await look(context.user, path, tools)
     if not place.is_folder:
         bench = await tools.bench()
-        with _told_as(f"WORKDIR: '{path}' could not be made"):
+        with told_as(f"WORKDIR: '{path}' could not be made"):
             await bench.make_folder(path, place.uid, place.gid)
     return replace(context, workdir=path)
 
@@ -153,7 +162,7 @@ async def _user(step: Step, number: str, context: Context, tools: StepTools) -> 
         raise StepFailed(f"USER: {user[:80]!r} is not a user's name or number")
     if not name.isdecimal():
         bench = await tools.bench()
-        with _told_as(f"USER: '{name}' could not be made"):
+        with told_as(f"USER: '{name}' could not be made"):
             await bench.make_user(name)
     return replace(context, user=user)
 
@@ -167,14 +176,14 @@ async def _copy(step: Step, number: str, context: Context, tools: StepTools) -> 
     source = copying.Source.parse(source_text)
     wanted = posixpath.join(context.workdir, expand(destination, context.env_vars))
     with tools.files.using(step.files_hash) as archive:
-        place = await _look(owner or context.user, wanted, tools)
+        place = await look(owner or context.user, wanted, tools)
         final_owner = copying.Owner(place.uid, place.gid, int(mode, 8) if mode else None)
         tools.scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=tools.scratch) as folder:
             prepared = Path(folder) / "copied.tar"
-            layout = await _to_its_end(_prepare, archive, prepared, source, wanted, place.is_folder, final_owner, tools.content_max_bytes)
+            layout = await to_its_end(_prepare, archive, prepared, source, wanted, place.is_folder, final_owner, tools.content_max_bytes)
             bench = await tools.bench()
-            with _told_as(f"COPY: '{source_text}' could not be unpacked"):
+            with told_as(f"COPY: '{source_text}' could not be unpacked"):
                 await bench.unpack(prepared, layout.folder, place.uid, place.gid, tools.left_s())
     return context
 
@@ -187,7 +196,7 @@ def _prepare(
     return layout
 
 
-async def _look(owner: str, path: str, tools: StepTools) -> Place:
+async def look(owner: str, path: str, tools: StepTools) -> Place:
     """The numbers of `user[:group]` in the guest, and whether `path` is a folder there."""
     user, _, group = owner.partition(":")
     if not _NAME.fullmatch(user) or (group and not _NAME.fullmatch(group)):
@@ -200,7 +209,7 @@ async def _look(owner: str, path: str, tools: StepTools) -> Place:
 
 
 @contextlib.contextmanager
-def _told_as(failure: str) -> Iterator[None]:
+def told_as(failure: str) -> Iterator[None]:
     """What the guest refuses is told as the step's failure."""
     try:
         yield
@@ -208,7 +217,7 @@ def _told_as(failure: str) -> Iterator[None]:
         raise StepFailed(f"{failure}: {error.message}") from error
 
 
-async def _to_its_end(work: Callable[..., copying.Layout], *arguments: object) -> copying.Layout:
+async def to_its_end(work: Callable[..., T], *arguments: object) -> T:
     """Blocking work in a thread, to its end even when the build is cancelled: its files are removed afterwards."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:

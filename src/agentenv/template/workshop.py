@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentenv.core.builds import Registry, Step
+from agentenv.core.images import ImageConfig
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.guest.commands import Command, Ended, OnOutput, OnStart
 from agentenv.guest.provision import Place
@@ -35,6 +36,8 @@ class Base:
     context: Context
     preparation: tuple[Step, ...] = ()
     """What is done to the disk before anything else: not the caller's steps, and not counted as such."""
+    image: ImageConfig | None = None
+    """What the image says about running it, as it stands there; None when it is none."""
 
 
 class Bench(Protocol):
@@ -66,6 +69,13 @@ class Bench(Protocol):
 
     async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
         """Unpack an archive of the host below a folder of the guest, made if it is missing. InvalidInput, StorageFull."""
+        ...
+
+    async def pack(self, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
+        """Write what the guest's disk has of some sources into an archive of the host, as `dockerfile.patterns` reads sources.
+
+        What is missing is left out. A source that is a link is followed. InvalidInput when it is more than `most_bytes`.
+        """
         ...
 
     async def keep(self) -> str:
@@ -122,4 +132,8 @@ class BaseImages(Protocol):
 
         `on_progress` is told in words what goes on. NotFound, InvalidInput, PermissionDenied, Unavailable.
         """
+        ...
+
+    async def empty(self) -> Base:
+        """A root file system with nothing in it. The caller holds its snapshot before it waits for anything."""
         ...

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import itertools
+import shlex
+import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +52,8 @@ class FakeWorkshop:
         self.open_benches: list[FakeBench] = []
         self.ran: list[Command] = []
         self.uploaded: list[bytes] = []
+        self.stage_files: dict[str, bytes] = {}  # what COPY from any stage finds
+        self.packed: list[tuple[tuple[str, ...], tuple[str, ...]]] = []  # what was done to the disk, sources
         self.answers_to: Callable[[str], tuple[int, str]] = lambda command: (0, "")
         self.users = {"root": 0, "user": 1000}  # of any guest
         self.variables: dict[str, str] = {"PATH": "/usr/bin:/bin"}  # of a login shell in any guest
@@ -143,7 +148,7 @@ class FakeBench:
         user = command.user.partition(":")[0]
         if user not in self._workshop.users and not user.isdecimal():
             raise CommandRefused(f"unauthenticated: invalid username: '{user}'")
-        text = command.argv[-1] if _is_callers(command) else command.argv[2]
+        text = _text(command)
         await asyncio.sleep(0)
         on_start()
         await self._workshop.pass_command(text)
@@ -168,7 +173,8 @@ class FakeBench:
         number = self._workshop.users.get(user, int(user) if user.isdecimal() else -1)
         if number < 0:
             raise InvalidInput(f"'{owner}' is not a user of this image")
-        return Place(number, number, path in ("/", "/tmp", "/home/user"))
+        group = owner.partition(":")[2]
+        return Place(number, int(group) if group.isdecimal() else number, path in ("/", "/tmp", "/home/user"))
 
     async def make_user(self, name: str) -> None:
         """Remember the name."""
@@ -192,6 +198,16 @@ class FakeBench:
         if code != 0:
             raise InvalidInput(output)
         self.did = (*self.did, what)
+
+    async def pack(self, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
+        """An archive of the files that `stage_files` has, whatever the disk; those that were asked for are remembered."""
+        self._require_open()
+        self._workshop.packed.append((self.did, sources))
+        with tarfile.open(output, "w") as archive:
+            for name, content in self._workshop.stage_files.items():
+                info = tarfile.TarInfo(name)
+                info.size, info.uid, info.gid, info.mode = len(content), 7, 8, 0o640
+                archive.addfile(info, io.BytesIO(content))
 
     async def keep(self) -> str:
         """Seal the disk."""
@@ -221,9 +237,12 @@ class FakeBench:
             raise Internal("the build's VM has ended")
 
 
-def _is_callers(command: Command) -> bool:
-    """Whether a command runs in a login shell, as callers' do; others are scripts of the builder."""
-    return "exec /bin/sh -l -c" in command.argv[2]
+def _text(command: Command) -> str:
+    """What callers call a command: the line of a shell, or its words. Of scripts of the builder it is the script."""
+    argv = command.argv
+    if argv[:2] != ("/bin/sh", "-c"):
+        return shlex.join(argv)
+    return argv[-1] if "exec /bin/sh -l -c" in argv[2] else argv[2]
 
 
 def make_image(name: str, digest_digit: str = "a", layers: tuple[str, ...] = ("image-base", "image-top"), **more: Any) -> Image:
@@ -239,6 +258,7 @@ class FakeImages:
     workshop: FakeWorkshop
     contexts: dict[str, Context] = field(default_factory=dict)
     preparation: tuple[Step, ...] = ()
+    configs: dict[str, ImageConfig] = field(default_factory=dict)  # what they say about running them
     asked: list[tuple[str, Registry | None]] = field(default_factory=list)
     library: dict[str, Image] = field(default_factory=dict)  # what is on the node, by name
     registry: dict[str, Image | AgentEnvError] = field(default_factory=dict)  # what a pull brings, by name
@@ -253,7 +273,13 @@ class FakeImages:
         on_progress(f"pulled {reference}")
         machine = Machine(1, 512, 8192)
         snapshot_id = self.workshop.new_disk((f"image {reference}",), machine, has_memory=False)
-        return Base(f"image:{reference}", f"image {reference}", snapshot_id, machine, self.contexts[reference], self.preparation)
+        context, config = self.contexts[reference], self.configs.get(reference, ImageConfig())
+        return Base(f"image:{reference}", f"image {reference}", snapshot_id, machine, context, self.preparation, config)
+
+    async def empty(self) -> Base:
+        """A disk with nothing on it."""
+        machine = Machine(1, 512, 8192)
+        return Base("empty", "scratch", self.workshop.new_disk((), machine, has_memory=False), machine, Context("root", "/"))
 
     def all(self) -> list[Image]:
         """Every image."""

@@ -10,7 +10,7 @@ from e2b_dockerfile_utils import PatternMatcher, parse_heredoc
 from agentenv.core.errors import InvalidInput
 from agentenv.template.dockerfile.actions import Copy, Origin
 from agentenv.template.dockerfile.document import Instruction
-from agentenv.template.dockerfile.scope import Scope
+from agentenv.template.dockerfile.scope import UNKNOWN, Scope
 
 ROOT = "0:0"
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
@@ -89,7 +89,7 @@ def _owner(found: Instruction, scope: Scope, stage: int | None) -> str:
     if "chown" not in found.flags:
         return ROOT if stage is None else ""
     owner = scope.word(found.flag("chown"))
-    if not _OWNER.fullmatch(owner):
+    if UNKNOWN not in owner and not _OWNER.fullmatch(owner):
         raise InvalidInput(f"--chown={owner[:80]}: it is user or user:group", "is an ARG that it uses set?")
     return f"{owner}:{owner}" if owner.isdecimal() else owner
 
@@ -98,6 +98,8 @@ def _mode(found: Instruction, scope: Scope) -> int | None:
     if "chmod" not in found.flags:
         return None
     mode = scope.word(found.flag("chmod"))
+    if UNKNOWN in mode:
+        return None
     if not re.fullmatch(r"0?[0-7]{1,4}", mode):
         raise InvalidInput(f"--chmod={mode[:80]}: only modes in octal are supported", "write --chmod=755")
     return int(mode, 8)

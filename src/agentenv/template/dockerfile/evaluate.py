@@ -19,7 +19,7 @@ from agentenv.template.dockerfile.actions import Action, Become, MakeFolder, Ori
 from agentenv.template.dockerfile.copy_words import copy_action
 from agentenv.template.dockerfile.document import Instruction
 from agentenv.template.dockerfile.run_words import run_action
-from agentenv.template.dockerfile.scope import Scope
+from agentenv.template.dockerfile.scope import UNKNOWN, Scope
 from agentenv.template.dockerfile.stages import Dockerfile, Stage
 
 SHELL = ("/bin/sh", "-c")
@@ -46,13 +46,16 @@ class State:
     shell: tuple[str, ...] = SHELL
     command: Program | None = None
     entrypoint: Program | None = None
+    has_program: bool = False  # of its own: that of the base alone is not started
     ready: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def start(self) -> str:
         """What ENTRYPOINT and CMD run, as one line for a shell; empty when there is none. A login shell must not change its PATH."""
         entrypoint, command = self.entrypoint, self.command
-        if entrypoint is None:
+        if not self.has_program:
+            argv: tuple[str, ...] = ()
+        elif entrypoint is None:
             argv = command.argv if command is not None else ()
         elif entrypoint.is_shell:
             argv = entrypoint.argv
@@ -171,13 +174,13 @@ class _Evaluator:
         self.state = replace(self.state, shell=found.words)
 
     def _cmd(self, found: Instruction) -> None:
-        self.state = replace(self.state, command=self._program(found))
+        self.state = replace(self.state, command=self._program(found), has_program=True)
         self._has_own_command = True
 
     def _entrypoint(self, found: Instruction) -> None:
         """It makes a CMD that another stage has set useless."""
         command = self.state.command if self._has_own_command else None
-        self.state = replace(self.state, entrypoint=self._program(found), command=command)
+        self.state = replace(self.state, entrypoint=self._program(found), command=command, has_program=True)
 
     def _healthcheck(self, found: Instruction) -> None:
         kind, *rest = found.words or ("",)
@@ -198,7 +201,7 @@ class _Evaluator:
             raise InvalidInput("an argument is needed")
         for word in map(self.scope.word, found.words if found.name == "EXPOSE" else ()):
             for port in word.split():
-                if not _PORT.fullmatch(port):
+                if UNKNOWN not in port and not _PORT.fullmatch(port):
                     raise InvalidInput(f"{port[:80]!r} is not a port, as 80, 8000-8010 or 53/udp")
         if found.name in ("VOLUME", "STOPSIGNAL"):
             self.notes.append(f"{self._dockerfile.document.name}:{found.line}: {found.name} has no effect in a template")

@@ -10,7 +10,7 @@ from e2b_dockerfile_utils import parse_heredoc
 from agentenv.core.errors import InvalidInput
 from agentenv.template.dockerfile.actions import Mount, Origin, Run
 from agentenv.template.dockerfile.document import Instruction
-from agentenv.template.dockerfile.scope import Scope
+from agentenv.template.dockerfile.scope import UNKNOWN, Scope
 
 SCRIPTS_FOLDER = "/dev/shm"
 """Where a heredoc that begins with `#!` is put: in memory, so it is never part of a disk."""
@@ -58,6 +58,8 @@ def _check_flags(found: Instruction) -> None:
 
 
 def _mount(text: str, workdir: str) -> Mount:
+    if UNKNOWN in text:
+        return Mount("cache", UNKNOWN)
     fields: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
