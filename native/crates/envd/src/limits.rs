@@ -118,7 +118,8 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(660);
 /// Pause after `accept` failed for want of descriptors.
 pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// Pieces of an archive that wait for the disk while a build's files are unpacked; each is one read of the connection.
+/// Pieces of an archive that wait: for the disk while a build's files are unpacked, each one read of the connection;
+/// for the connection while files are read.
 pub const UNPACK_QUEUE_PIECES: usize = 8;
 
 /// Longest time the root file system stays frozen, should the host not come back.

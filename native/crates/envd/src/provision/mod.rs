@@ -9,9 +9,11 @@
 //! | `look` | `{"owner": "user[:group]", "path"}` | `{"uid", "gid", "isFolder"}`; 400: no such user or group |
 //! | `user` | `{"name"}` | 204; the user is made if there is none of that name |
 //! | `folder` | `{"path", "uid", "gid"}` | 204; with the folders that are missing above it |
+//! | `pack` | `{"sources": [path, ...]}` | a tar archive of what the disk has of them; see `pack` |
 //! | `unpack?path=&uid=&gid=` | a tar archive | 204; what it holds is below the folder then, which is made as by `folder` |
 
 mod accounts;
+mod pack;
 mod unpack;
 
 use std::io;
@@ -59,6 +61,12 @@ struct FolderRequest {
     gid: u32,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct PackRequest {
+    sources: Vec<String>,
+}
+
 /// Whose new files are.
 #[derive(Debug, Clone, Copy)]
 pub struct Owner {
@@ -92,6 +100,7 @@ pub async fn handle(
         "look" => look(body).await,
         "user" => user(body).await,
         "folder" => folder(body).await,
+        "pack" => pack_sources(body).await,
         "unpack" => unpack_body(query, body).await,
         _ => Err(RestError::new(
             StatusCode::NOT_FOUND,
@@ -139,6 +148,16 @@ async fn folder(body: Incoming) -> Result<Response<Body>, RestError> {
         Ok(http::empty(StatusCode::NO_CONTENT))
     })
     .await
+}
+
+async fn pack_sources(body: Incoming) -> Result<Response<Body>, RestError> {
+    let request: PackRequest = http::read_json(body).await?;
+    let (mut sender, pieces) = pack::channel(UNPACK_QUEUE_PIECES);
+    tokio::task::spawn_blocking(move || {
+        let outcome = pack::pack(Path::new("/"), &request.sources, &mut sender);
+        sender.finish(outcome);
+    });
+    Ok(Response::new(pieces.boxed_unsync()))
 }
 
 async fn unpack_body(
