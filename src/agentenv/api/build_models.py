@@ -68,7 +68,7 @@ class DockerfileBody(Body):
         default_factory=dict, alias="buildArgs", max_length=1000
     )
     target: str = Field("", max_length=200)
-    files: dict[int, str] = Field(default_factory=dict, max_length=1000)
+    files: dict[Annotated[str, Field(pattern="^[1-9][0-9]{0,6}$")], str] = Field(default_factory=dict, max_length=1000)
     start: bool = True
 
 
@@ -121,7 +121,8 @@ def to_plan(body: StartBuildBody) -> BuildPlan:
 
 
 def _source(body: DockerfileBody) -> DockerfileSource:
-    return DockerfileSource(body.text, body.name, body.build_args, body.target, body.files, body.start)
+    files = {int(line): files_hash for line, files_hash in body.files.items()}
+    return DockerfileSource(body.text, body.name, body.build_args, body.target, files, body.start)
 
 
 def to_account(body: RegistryBody | None, field: str = "registry") -> Registry | None:

@@ -454,6 +454,31 @@ def requested_template_view(job: BuildJob, machine: Machine, template: Template 
     }
 
 
+class BuildView(TypedDict):
+    """A build, as `GET /builds` lists them; an extension."""
+
+    buildID: str
+    templateID: str
+    name: str
+    tags: list[str]
+    status: str
+    createdAt: str
+    updatedAt: str
+
+
+def build_job_view(job: BuildJob) -> BuildView:
+    """A build in that list."""
+    return {
+        "buildID": job.build_id,
+        "templateID": job.template_id,
+        "name": job.name,
+        "tags": list(job.tags),
+        "status": job.status,
+        "createdAt": rfc3339(job.created_at_ms),
+        "updatedAt": rfc3339(job.updated_at_ms),
+    }
+
+
 def build_status_view(report: BuildReport) -> BuildStatusView:
     """How far a build is, with a part of its log."""
     job = report.job

@@ -218,6 +218,39 @@ class Api:
             raise self._not_ours(200) from error
         raise CliError("the node's answer has no end", "`aenv images` shows what is there; the node's log is log/server.log in its home")
 
+    def request_build(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask for a build; it waits until it is started."""
+        return dict(self._call("POST", "/v3/templates", body)[0])
+
+    def build_file(self, template_id: str, files_hash: str) -> dict[str, Any]:
+        """Whether an archive is on the node, and where it is sent if not."""
+        return dict(self._call("GET", f"/templates/{_segment(template_id)}/files/{_segment(files_hash)}")[0])
+
+    def send_build_file(self, url: str, content: Iterator[bytes], size_bytes: int) -> None:
+        """Send an archive to the URL that `build_file` gave. It carries a ticket of its own, and no key."""
+        import httpx
+
+        try:
+            with httpx.Client(**_transport(url), timeout=httpx.Timeout(CHANGE_DEADLINE_S, connect=10)) as http:
+                reply = http.put(url, content=content, headers={"Content-Length": str(size_bytes)})
+        except httpx.HTTPError as error:
+            raise CliError(f"the upload broke off: {error or type(error).__name__}", "build again", Exit.UNREACHABLE) from error
+        if reply.status_code >= 300:
+            raise self._refusal(reply.status_code, reply.content)
+
+    def start_build(self, template_id: str, build_id: str, body: dict[str, Any]) -> None:
+        """Let it begin."""
+        self._call("POST", f"/v2/templates/{_segment(template_id)}/builds/{_segment(build_id)}", body)
+
+    def build_status(self, template_id: str, build_id: str, offset: int) -> dict[str, Any]:
+        """How far it is, and what it said after the first `offset` entries."""
+        path = f"/templates/{_segment(template_id)}/builds/{_segment(build_id)}/status"
+        return dict(self._call("GET", path, query={"logsOffset": str(offset)})[0])
+
+    def builds(self) -> list[dict[str, Any]]:
+        """The builds requested last, the newest first."""
+        return list(self._call("GET", "/builds")[0])
+
     def volumes(self) -> list[dict[str, Any]]:
         """All volumes, without tokens."""
         return list(self._call("GET", "/volumes")[0])

@@ -151,6 +151,10 @@ class Builds:
                 await self._break_off(other.build_id, f"build {build_id} of the same template and tag has taken its place")
         return job
 
+    def recent(self, limit: int) -> list[BuildJob]:
+        """The builds requested last, the newest first."""
+        return sorted(self._store.builds.all(), key=lambda job: (job.created_at_ms, job.build_id), reverse=True)[:limit]
+
     def job(self, reference: str, build_id: str) -> BuildJob:
         """A build by its id and its template's id or name. NotFound."""
         job = self._store.builds.get(build_id)

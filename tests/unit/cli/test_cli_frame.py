@@ -132,11 +132,11 @@ def test_completion_script(shell):
     assert f"_AENV_COMPLETE={shell}_complete" in result.stdout
 
 
-@pytest.mark.parametrize("word", ["create", "ct", "build", "bd", "init", "it", "migrate"])
-def test_building_templates_is_said_to_be_absent(word):
+@pytest.mark.parametrize("word", ["create", "ct", "init", "it", "migrate"])
+def test_project_files_are_said_to_be_absent(word):
     result = CliRunner().invoke(cli, ["template", word, "x", "--path", "."], prog_name="aenv")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"error: `aenv template {word}`: this version of AgentENV does not build templates\nhint: " in result.stderr
+    assert f"error: `aenv template {word}`: AgentENV has no project files to make or migrate\nhint: " in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ CMD ["serve", "--all"]
         "root:root",
         "/srv/app",
         env,
-        Service("export PATH=/opt/bin:/usr/bin:/bin; exec serve --all", "is-ready", "root:root", "/srv/app", env, stays=True),
+        Service("exec serve --all", "is-ready", "root:root", "/srv/app", env, stays=True),
     )
     assert made.labels == {"a": "b"}
     ran = programs(rig)

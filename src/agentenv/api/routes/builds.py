@@ -19,9 +19,11 @@ from agentenv.api.request_parts import body_chunks, json_body, template_in_path
 from agentenv.api.views import (
     BuildLogsView,
     BuildStatusView,
+    BuildView,
     RequestedBuildView,
     TemplateView,
     UploadView,
+    build_job_view,
     build_log_view,
     build_status_view,
     requested_build_view,
@@ -80,6 +82,12 @@ async def start(
     """Begin a build that was requested. It goes on when its caller leaves."""
     await context.orchestrator.builds.start(template_in_path(template_id), unquote(build_id), to_plan(body))
     return Response(status_code=202)
+
+
+@router.get("/builds", response_model=None)
+async def recent(context: Context, limit: EntryLimit = MAX_LIMIT) -> list[BuildView]:
+    """The builds requested last, of all templates; an extension."""
+    return [build_job_view(job) for job in context.orchestrator.builds.recent(limit)]
 
 
 @router.get("/templates/{template_id}/builds/{build_id}/status", response_model=None)

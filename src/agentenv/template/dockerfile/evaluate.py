@@ -51,7 +51,7 @@ class State:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def start(self) -> str:
-        """What ENTRYPOINT and CMD run, as one line for a shell; empty when there is none. A login shell must not change its PATH."""
+        """What ENTRYPOINT and CMD run, as one line for a shell; empty when there is none."""
         entrypoint, command = self.entrypoint, self.command
         if not self.has_program:
             argv: tuple[str, ...] = ()
@@ -61,10 +61,7 @@ class State:
             argv = entrypoint.argv
         else:
             argv = (*entrypoint.argv, *(command.argv if command is not None else ()))
-        if not argv:
-            return ""
-        path = self.context.env_vars.get("PATH")
-        return ("" if path is None else f"export PATH={shlex.quote(path)}; ") + f"exec {shlex.join(argv)}"
+        return f"exec {shlex.join(argv)}" if argv else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from agentenv.cli.verb import Group
 
-_NO_BUILDS = (
-    "this version of AgentENV does not build templates",
-    "start from `base`, set the sandbox up, and keep it as a template: `aenv snapshot create ID --name NAME`",
+_NO_FILES_OF_E2B = (
+    "AgentENV has no project files to make or migrate",
+    "write a Dockerfile, or a program with the SDK's Template; `aenv template build FOLDER` builds a Dockerfile",
 )
 
 command = Group(
@@ -12,6 +12,6 @@ command = Group(
     __name__,
     section="Templates",
     aliases=("tpl",),
-    absent=dict.fromkeys(("create", "ct", "build", "bd", "init", "it", "migrate"), _NO_BUILDS),
+    absent=dict.fromkeys(("create", "ct", "init", "it", "migrate"), _NO_FILES_OF_E2B),
     help="What sandboxes are started from.",
 )
