@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @verb("build", section="Templates", aliases=("bd",))
 @click.argument("source", metavar="FOLDER|DOCKERFILE|IMAGE")
 @click.option("--name", "-n", metavar="NAME[:TAG]", help="What the template is called.  [default: like the folder or image]")
+@click.option("--tag", "-t", "tags", multiple=True, help="A tag of it; may be repeated.  [default: default]")
 @click.option("--file", "-f", "dockerfile", type=click.Path(path_type=Path), help="The Dockerfile.  [default: FOLDER/Dockerfile]")
 @pairs_option("--build-arg", "A value for an ARG of the Dockerfile; may be repeated.")
 @click.option("--target", metavar="STAGE", default="", help="The stage that becomes the template.  [default: the last]")
@@ -60,7 +61,7 @@ def command(source: str, name: str | None, dockerfile: Path | None, build_arg: d
 
 
 def _started(api: Api, found: DockerfileSource | ImageSource, upload: Upload | None, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    wanted = {"name": name, "cpuCount": given["cpu"], "memoryMB": given["memory"]}
+    wanted = {"name": name, "tags": list(given["tags"]) or None, "cpuCount": given["cpu"], "memoryMB": given["memory"]}
     job = api.request_build({key: value for key, value in wanted.items() if value is not None})
     body: dict[str, Any] = {"force": given["no_cache"], "startCmd": given["start_cmd"], "readyCmd": given["ready_cmd"]}
     if upload is not None:
