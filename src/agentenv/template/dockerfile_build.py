@@ -80,8 +80,9 @@ class DockerfileBuild:
             number, title = str(self._steps), f"[{stage} {at}/{len(evaluated.actions)}]"
             with work.failing_at(number, partial(_with_line, dockerfile, action.origin.line)):
                 await self._step(disk, action, number, title, is_forced)
-        if stage is not dockerfile.target:
-            await disk.close()
+        for other in self._disks.values():  # those that were read from, and this one unless the template is made of it
+            if other is not disk or stage is not dockerfile.target:
+                await other.close()
 
     async def _step(self, disk: DiskBuild, action: Action, number: str, title: str, is_forced: bool) -> None:
         content = action.content()
@@ -95,8 +96,7 @@ class DockerfileBuild:
         await disk.do(key, partial(perform, action, number, self._pack))
 
     async def _pack(self, stage: int, sources: tuple[str, ...], output: Path, most_bytes: int) -> None:
-        disk = self._disks[stage]
-        bench = await disk.bench()
+        bench = await self._disks[stage].bench()
         await bench.pack(sources, output, most_bytes, self._work.left_s())
 
     async def _base(self, stage: Stage) -> tuple[Base, State]:

@@ -93,6 +93,7 @@ async def test_stages(rig: Rig):
     assert job.status == "ready", job.failure
     assert rig.workshop.packed == [(("image golang", "make"), ("out/app",)), (("image debian",), ("etc/*.conf", "none*"))]
     assert "never" not in programs(rig)
+    assert len(rig.workshop.opened) == 5  # two stages, two that files are read from, and the capture
     assert rig.disk()[0] == "image debian"
     assert [what for what in rig.disk() if what in ("make", "last")] == ["last"]
     archives = []
