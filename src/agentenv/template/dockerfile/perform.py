@@ -66,8 +66,8 @@ async def perform(action: Action, number: str, pack: Pack, context: Context, too
 
 
 async def _run(action: Run, number: str, context: Context, tools: steps.StepTools) -> None:
-    shown = shlex.join(action.argv) if len(action.argv) != 3 else action.argv[2]
-    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+    line = shlex.join(action.argv) if len(action.argv) != 3 else action.argv[2]
+    shown = "its script" if "\n" in line else f"'{line[:_SHOWN_CHARS]}'"
     variables = {**context.env_vars, **dict(action.unkeyed), **dict(action.variables)}
     async with AsyncExitStack() as undone:
         for mount in action.mounts:
@@ -77,9 +77,9 @@ async def _run(action: Run, number: str, context: Context, tools: steps.StepTool
         try:
             ended, output = await steps.follow(Command(action.argv, context.user, context.workdir, variables), number, tools)
         except CommandRefused as error:
-            raise steps.StepFailed(f"failed to run '{shown}': {error.message}") from error
+            raise steps.StepFailed(f"failed to run {shown}: {error.message}") from error
         if ended.exit_code != 0:
-            raise steps.StepFailed(f"failed to run '{shown}': {ended.status}" + (f"\n{output}" if output else ""))
+            raise steps.StepFailed(f"failed to run {shown}: {ended.status}" + (f"\n{output}" if output else ""))
 
 
 async def _mount(mount: Mount, tools: steps.StepTools) -> list[str]:

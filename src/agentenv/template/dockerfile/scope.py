@@ -20,6 +20,8 @@ PLATFORM_ARGUMENTS: Mapping[str, str] = {
     **{f"{side}ARCH": "amd64" for side in ("TARGET", "BUILD")},
     **{f"{side}VARIANT": "" for side in ("TARGET", "BUILD")},
 }
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""What programs have where nothing sets PATH (`native/crates/envd/src/process/spawn.rs`): ENV goes on from it."""
 UNKNOWN = "\0"
 """Around the name of a variable in a word that nobody can know yet: no Dockerfile holds it."""
 PROXY_ARGUMENTS = frozenset(
@@ -52,7 +54,7 @@ class Scope:
     def variables(self) -> dict[str, str]:
         """All that a word sees."""
         known = {**self.proxies(), **self.arguments, **self.env}
-        return _Guessed(known, self.unset) if self.is_guess else known
+        return _Guessed(known, self.unset) if self.is_guess else {"PATH": DEFAULT_PATH, **known}
 
     def word(self, text: str) -> str:
         """A word without its quotes and escapes, its variables replaced. InvalidInput."""

@@ -92,7 +92,10 @@ pub fn pack(root: &Path, sources: &[String], output: impl Write) -> io::Result<(
 /// What there is of a source: its name, and where it is once links are followed. Sorted.
 fn matches(root: &Path, source: &str) -> Vec<(PathBuf, PathBuf)> {
     let mut found = vec![PathBuf::new()];
-    for part in source.split('/').filter(|part| !matches!(*part, "" | "." | "..")) {
+    for part in source
+        .split('/')
+        .filter(|part| !matches!(*part, "" | "." | ".."))
+    {
         let mut deeper = Vec::new();
         for name in found {
             if !part.contains(['*', '?', '[', '\\']) {
@@ -112,10 +115,19 @@ fn matches(root: &Path, source: &str) -> Vec<(PathBuf, PathBuf)> {
         found = deeper;
     }
     let real = |name: PathBuf| Some((fs::canonicalize(root.join(&name)).ok()?, name));
-    found.into_iter().filter_map(real).map(|(place, name)| (name, place)).collect()
+    found
+        .into_iter()
+        .filter_map(real)
+        .map(|(place, name)| (name, place))
+        .collect()
 }
 
-fn add(archive: &mut Builder<impl Write>, name: &Path, place: &Path, device: u64) -> io::Result<()> {
+fn add(
+    archive: &mut Builder<impl Write>,
+    name: &Path,
+    place: &Path,
+    device: u64,
+) -> io::Result<()> {
     let facts = fs::symlink_metadata(place)?;
     let shown = match name.as_os_str().is_empty() {
         true => Path::new("."),
@@ -136,9 +148,14 @@ fn add(archive: &mut Builder<impl Write>, name: &Path, place: &Path, device: u64
         append(archive, &mut header, shown, EntryType::Directory)?;
         let mut children: Vec<_> = fs::read_dir(place)?.collect::<io::Result<_>>()?;
         children.sort_by_key(fs::DirEntry::file_name);
-        children
-            .iter()
-            .try_for_each(|child| add(archive, &name.join(child.file_name()), &child.path(), device))
+        children.iter().try_for_each(|child| {
+            add(
+                archive,
+                &name.join(child.file_name()),
+                &child.path(),
+                device,
+            )
+        })
     } else if facts.is_file() {
         append_file(archive, header, shown, place, &facts)
     } else if facts.file_type().is_socket() {
@@ -148,7 +165,12 @@ fn add(archive: &mut Builder<impl Write>, name: &Path, place: &Path, device: u64
     }
 }
 
-fn append(archive: &mut Builder<impl Write>, header: &mut Header, name: &Path, kind: EntryType) -> io::Result<()> {
+fn append(
+    archive: &mut Builder<impl Write>,
+    header: &mut Header,
+    name: &Path,
+    kind: EntryType,
+) -> io::Result<()> {
     header.set_entry_type(kind);
     header.set_size(0);
     archive.append_data(header, name, io::empty())
@@ -164,7 +186,10 @@ fn append_file(
     let file = File::open(place)?;
     header.set_size(facts.len());
     // A file that grows or shrinks meanwhile must not shift what comes after it.
-    let content = file.take(facts.len()).chain(io::repeat(0)).take(facts.len());
+    let content = file
+        .take(facts.len())
+        .chain(io::repeat(0))
+        .take(facts.len());
     archive.append_data(&mut header, name, content)
 }
 
@@ -193,7 +218,9 @@ fn fits_rest(pattern: &[char], name: &[char]) -> bool {
             return false;
         }
     }
-    pattern[at.min(pattern.len())..].iter().all(|left| *left == '*')
+    pattern[at.min(pattern.len())..]
+        .iter()
+        .all(|left| *left == '*')
 }
 
 /// How much of the pattern stands for the character, None when it does not fit.
@@ -260,8 +287,14 @@ mod tests {
             ("", "a"),
             ("[a", "a"),
         ];
-        assert!(yes.iter().all(|(pattern, name)| fits(pattern, name)), "{yes:?}");
-        assert!(!no.iter().any(|(pattern, name)| fits(pattern, name)), "{no:?}");
+        assert!(
+            yes.iter().all(|(pattern, name)| fits(pattern, name)),
+            "{yes:?}"
+        );
+        assert!(
+            !no.iter().any(|(pattern, name)| fits(pattern, name)),
+            "{no:?}"
+        );
         let mut noise = crate::fuzz::Noise::new(5);
         for _ in 0..5_000 {
             let _any = fits(&noise.text(&["[a-c]*?\\x[^"]), &noise.text(&["abc-]["]));
@@ -273,7 +306,12 @@ mod tests {
         let root = std::env::temp_dir().join(format!("envd-pack-{}", std::process::id()));
         let _absent = fs::remove_dir_all(&root);
         fs::create_dir_all(root.join("usr/lib/deep")).unwrap();
-        for name in ["usr/lib/a.so", "usr/lib/b.so", "usr/lib/c.txt", "usr/lib/deep/d.so"] {
+        for name in [
+            "usr/lib/a.so",
+            "usr/lib/b.so",
+            "usr/lib/c.txt",
+            "usr/lib/deep/d.so",
+        ] {
             fs::write(root.join(name), name).unwrap();
         }
         symlink("a.so", root.join("usr/lib/z.so")).unwrap();
@@ -294,14 +332,28 @@ mod tests {
             });
             entries.collect()
         };
-        assert_eq!(names(&["usr/lib/a.so", "none", "dangling"]), ["usr/lib/a.so Regular 12"]);
-        let by_pattern = ["lib/a.so Regular 12", "lib/b.so Regular 12", "lib/z.so Regular 12"];
-        assert_eq!(names(&["lib/*.so"]), by_pattern, "links on the way and at the end are followed");
+        assert_eq!(
+            names(&["usr/lib/a.so", "none", "dangling"]),
+            ["usr/lib/a.so Regular 12"]
+        );
+        let by_pattern = [
+            "lib/a.so Regular 12",
+            "lib/b.so Regular 12",
+            "lib/z.so Regular 12",
+        ];
+        assert_eq!(
+            names(&["lib/*.so"]),
+            by_pattern,
+            "links on the way and at the end are followed"
+        );
         let deep = ["lib/deep Directory 0", "lib/deep/d.so Regular 17"];
         assert_eq!(names(&["lib/deep"]), deep);
         let all = names(&["."]);
         assert!(all.contains(&". Directory 0".to_owned()), "{all:?}");
-        assert!(all.contains(&"usr/lib/z.so Symlink 0".to_owned()), "links inside stay links: {all:?}");
+        assert!(
+            all.contains(&"usr/lib/z.so Symlink 0".to_owned()),
+            "links inside stay links: {all:?}"
+        );
         assert!(all.contains(&format!("{long} Regular 300000")), "{all:?}");
         fs::remove_dir_all(root).unwrap();
     }
