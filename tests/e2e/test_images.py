@@ -140,12 +140,14 @@ def test_a_static_program_alone(images: Images, tmp_path: Path) -> None:
     assert bytes(sandbox.files.read("/srv/copied/data", format="bytes", user="root")) == (tmp_path / "sub" / "data").read_bytes()
     sandbox.files.write("/tmp/written", "x")
     for shell in ("/bin/bash", "/bin/sh"):
-        refused = execute(sandbox, shell, "-l", "-c", "true")
+        refused = execute(sandbox, shell, "-l", "-c", "true; true")
         assert refused.error.startswith("not_found")
         assert f"'{shell}'" in refused.error
         assert "has no shell" in refused.error
     with pytest.raises(Exception, match="/bin/bash"):
-        sandbox.commands.run("true")
+        sandbox.commands.run("true | true")
+    assert sandbox.commands.run("/app/busybox echo 'a  b' \"c\"").stdout == "a  b c\n", "plain words need no shell"
+    assert images.node.aenv("exec", sandbox.sandbox_id, "--", "busybox", "echo", "it's  me").stdout == "it's  me\n"
     sandbox.pause()
     sandbox.connect()
     assert execute(sandbox, "busybox", "cat", "/tmp/written").stdout == "x"

@@ -14,8 +14,10 @@ from image_rig import Layout, folder, layer, member, tool
 from registry_rig import PASSWORD, USER, RealRegistry, real_registry
 
 from agentenv.config.schema import Config, GuestConfig, ImagesConfig, LimitsConfig
-from agentenv.core.builds import Registry
+from agentenv.core.builds import BuildPlan, Registry, Step
 from agentenv.core.errors import Conflict, DataCorrupt, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
+from agentenv.core.images import Image, ImageConfig, ImageLayer, Platform
+from agentenv.core.model import Machine, Snapshot
 from agentenv.image.credentials import Credentials
 from agentenv.image.manifest import OVERLAYBD
 from agentenv.testing.fake_node import FakeNode
@@ -356,3 +358,45 @@ async def test_a_layer_that_is_not_what_its_image_states_is_asked_for_once(node:
     assert place.blobs_served() - before == 2
     await node.quiesce()
     assert node.problems() == []
+
+
+async def fake_image(node: FakeNode, name: str, count: int) -> Image:
+    """An image of `count` layers as the node's own disks are made of here: one block each."""
+    diff_ids = tuple(f"sha256:{number:064x}" for number in range(count))
+    layers = tuple(ImageLayer(layer_id, "", 1) for layer_id in node.parts.image_converter.planned(diff_ids))
+    for number, one in enumerate(layers):
+        node.parts.layers.path(one.layer_id).write_text(json.dumps({f"image {number}": "yes"}))
+    image = Image(f"sha256:{count:064x}", (name,), Platform(), layers, ImageConfig(diff_ids=diff_ids), f"s{count:020}", 1, 1, imported=True)
+    machine = Machine(1, 16, 64)
+    await node.parts.store.add_snapshot(Snapshot(image.snapshot_id, machine, node.parts.identity, (), image.layer_ids, 1))
+    node.paths.snapshot(image.snapshot_id).mkdir(parents=True)
+    await node.parts.store.images.put(image)
+    return image
+
+
+@pytest.mark.parametrize("count", [1, 40, 199])
+async def test_what_is_built_from_an_image_shares_all_its_layers_however_many(count: int, ram_path: Path):
+    node = FakeNode(ram_path / "node")
+    await node.start_server()
+    image = await fake_image(node, "docker.io/library/tool:1", count)
+    steps = tuple(Step("RUN", (f"step {number}",)) for number in range(40))
+    job = await node.orchestrator.builds.request("mine", (), None, None)
+    await node.orchestrator.builds.start(job.template_id, job.build_id, BuildPlan(from_image="tool:1", steps=steps))
+    settled = asyncio.ensure_future(node.orchestrator.builds.settle())
+    while not settled.done():
+        await asyncio.sleep(0)
+        node.clock.advance_ms(50)
+    await node.quiesce()
+    assert node.orchestrator.builds.job("mine", job.build_id).status == "ready", node.orchestrator.builds.job("mine", job.build_id)
+    template = next(t for t in node.parts.store.templates() if t.name == "mine")
+    built = node.parts.store.snapshot(template.builds[0].snapshot_id)
+    assert built.disk_layers[: count + 1] == image.layer_ids
+    assert len(built.disk_layers) < count + 1 + 32
+    assert all(s.disk_layers[: count + 1] == image.layer_ids for s in node.parts.store.snapshots() if s.snapshot_id == image.snapshot_id)
+    await node.orchestrator.images.remove("tool:1")
+    await node.quiesce()
+    assert node.problems() == []
+    content = node.snapshot_content(built.snapshot_id)
+    assert {f"image {number}" for number in range(count + 1)} | {f"step {number}" for number in range(40)} <= set(content)
+    assert await node.create(template="mine")
+    await node.close()

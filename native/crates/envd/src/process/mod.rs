@@ -12,3 +12,4 @@ pub mod registry;
 pub mod service;
 pub mod spawn;
 pub mod stream;
+mod words;

@@ -18,6 +18,7 @@ use super::cgroup::Cgroup;
 use super::io::{channel, set_size, Channel, InputKind, Source, Stdin};
 use super::messages::{ProcessConfig, Pty, PtySize, StartRequest};
 use super::registry::{Process, Registry};
+use super::words;
 use crate::app::Settings;
 use crate::connect::{error::cause, Code, ConnectError};
 use crate::filesystem::paths;
@@ -221,15 +222,38 @@ fn working_directory(
     }
 }
 
-/// The clients' shell, bash, is sh where the image has no bash: both take the options clients give.
+/// The clients' shell, bash, is sh where the image has no bash: both take the options clients give. Where there is
+/// no shell at all, a line of plain words is run without one.
 fn with_shell(config: ProcessConfig) -> ProcessConfig {
-    if config.cmd == BASH && !Path::new(BASH).exists() && Path::new(SH).exists() {
+    if !matches!(config.cmd.as_str(), BASH | SH) || Path::new(&config.cmd).exists() {
+        return config;
+    }
+    if Path::new(SH).exists() {
         return ProcessConfig {
             cmd: SH.to_owned(),
             ..config
         };
     }
-    config
+    without_shell(&config).unwrap_or(config)
+}
+
+/// What `bash -l -c LINE` comes to when LINE needs no shell.
+fn without_shell(config: &ProcessConfig) -> Option<ProcessConfig> {
+    let (line, options) = config.args.split_last()?;
+    let is_line = options.last().is_some_and(|option| option == "-c");
+    if !is_line
+        || options
+            .iter()
+            .any(|option| !matches!(option.as_str(), "-l" | "-c"))
+    {
+        return None;
+    }
+    let mut words = words::plain(line)?.into_iter();
+    Some(ProcessConfig {
+        cmd: words.next()?,
+        args: words.collect(),
+        ..config.clone()
+    })
 }
 
 /// A name without a slash is looked up in the PATH the process will have.
@@ -362,7 +386,7 @@ fn spawn_error(
             " (its interpreter or dynamic loader is missing)"
         }
         Some(libc::ENOENT) if stage == SpawnStage::Exec && matches!(config.cmd.as_str(), BASH | SH) => {
-            " (the image has no shell; run a program of it by its path, with its arguments apart)"
+            " (the image has no shell; without one only a line of plain words can be run: a program of the image and its arguments)"
         }
         _ => "",
     };
