@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.core.builds import Registry as RegistryAccount
@@ -25,7 +25,6 @@ from agentenv.core.errors import (
     PermissionDenied,
     StorageFull,
     Unavailable,
-    Unsupported,
 )
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, ImageConfig, ImageLayer, Platform
@@ -33,10 +32,11 @@ from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.host.command import Progress, no_progress
 from agentenv.host.files import require_free
 from agentenv.image import archives, native, reference
-from agentenv.image.credentials import Credentials
+from agentenv.image.credentials import Credentials, credentials_of
 from agentenv.image.native import NativeDisk
 from agentenv.image.registry import LocalImage, ResolvedImage
 from agentenv.orchestrator.collect import make_room
+from agentenv.orchestrator.flights import Flights
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.template.workshop import Base
@@ -44,23 +44,6 @@ from agentenv.template.workshop import Base
 _FETCHES_AT_ONCE = 3  # each holds a thread, of which asyncio has as few as six
 _SHORT_DIGEST_MIN = 6
 _NAMES_LOCK = "image names"
-
-
-@dataclass
-class _Flight:
-    """One piece of work that any number of callers wait for and hear of."""
-
-    loop: asyncio.AbstractEventLoop
-    task: asyncio.Task[Image] = field(init=False)
-    listeners: list[Progress] = field(default_factory=list)
-
-    def report(self, step: str, done: int | None, total: int | None) -> None:
-        """May be called from any thread."""
-        self.loop.call_soon_threadsafe(self._tell, step, done, total)
-
-    def _tell(self, step: str, done: int | None, total: int | None) -> None:
-        for listener in list(self.listeners):
-            listener(step, done, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +63,7 @@ class Images:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._flights: dict[object, _Flight] = {}
-        self._turns = asyncio.Semaphore(_FETCHES_AT_ONCE)
+        self._flights: Flights[Image] = Flights(parts.shared, "image", _FETCHES_AT_ONCE)
 
     # --- what is recorded
 
@@ -127,7 +109,7 @@ class Images:
         """
         name = str(self._parse(text))
         key = (name, credentials.username, credentials.password) if credentials else (name,)
-        return await self._joined(key, lambda report: self._pull(name, credentials, report), progress)
+        return await self._flights.join(key, lambda report: self._pull(name, credentials, report), progress)
 
     async def bring(self, source: Path, name: str, progress: Progress = no_progress) -> Image:
         """The image in a file or folder of this machine: an OCI layout, a `docker save` archive, a root file system in one archive.
@@ -137,7 +119,7 @@ class Images:
         wanted = self._parse(name)
         if wanted.digest:
             raise InvalidInput(f"image '{name}': an image that comes as a file is called NAME or NAME:TAG, without a digest")
-        return await self._joined(("file", new_snapshot_id()), lambda report: self._bring(source, str(wanted), report), progress)
+        return await self._flights.join(("file", new_snapshot_id()), lambda report: self._bring(source, str(wanted), report), progress)
 
     async def receive(self, name: str, chunks: AsyncIterator[bytes], progress: Progress = no_progress) -> Image:
         """`bring` what arrives in pieces; a file is kept for that time alone. InvalidInput also when it is too large."""
@@ -189,24 +171,6 @@ class Images:
             return Base(f"empty {layer_ids[-1]}", "scratch", snapshot_id, self._machine, Context("root", "/"))
 
     # --- the work
-
-    async def _joined(self, key: object, work: Callable[[Progress], Awaitable[Image]], listener: Progress) -> Image:
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.get_running_loop())
-            flight.task = self._parts.shared.background(self._fly(key, flight, work), "image")
-        flight.listeners.append(listener)
-        try:
-            return await asyncio.shield(flight.task)
-        finally:
-            flight.listeners.remove(listener)
-
-    async def _fly(self, key: object, flight: _Flight, work: Callable[[Progress], Awaitable[Image]]) -> Image:
-        try:
-            async with self._turns:
-                return await work(flight.report)
-        finally:
-            del self._flights[key]
 
     async def _pull(self, name: str, credentials: Credentials | None, report: Progress) -> Image:
         try:
@@ -361,20 +325,6 @@ class Images:
 def _literal(kind: StepKind, argument: str) -> Step:
     """A step whose argument holds no variables, whatever it looks like."""
     return Step(kind, (argument.replace("$", "\\$"),))
-
-
-def credentials_of(account: RegistryAccount | None) -> Credentials | None:
-    """What a registry is asked with. Unsupported for accounts that need a call to a cloud first."""
-    if account is None:
-        return None
-    if account.kind == "registry":
-        return Credentials(account.settings["username"], account.settings["password"])
-    if account.kind == "gcp":
-        return Credentials("_json_key", account.settings["serviceAccountJson"])
-    raise Unsupported(
-        "this node does not turn AWS keys into a password for a registry",
-        "give registry credentials: user name AWS, password from `aws ecr get-login-password`",
-    )
 
 
 def _canonical(text: str, default_registry: str) -> str:

@@ -31,7 +31,7 @@ async def layer_uses(parts: Parts) -> list[LayerUse]:
     for user, layers in _named(parts):
         for layer_id in layers:
             users[layer_id][user] = None
-    sizes = await asyncio.to_thread(_sizes, parts.layers.files())
+    sizes = await asyncio.to_thread(lambda: _sizes(parts.layers.files()))
     found = [LayerUse(layer_id, size_bytes, tuple(users[layer_id])) for layer_id, size_bytes in sizes.items()]
     return sorted(found, key=lambda layer: (-layer.size_bytes, layer.layer_id))
 

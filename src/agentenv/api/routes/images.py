@@ -23,7 +23,7 @@ from agentenv.api.image_views import ImageView, LayerUseView, image_view, layer_
 from agentenv.api.request_parts import body_chunks, json_body, template_in_path
 from agentenv.core.errors import AgentEnvError
 from agentenv.host.command import Progress
-from agentenv.orchestrator.images import credentials_of
+from agentenv.image.credentials import credentials_of
 
 T = TypeVar("T")
 router = APIRouter()
