@@ -19,6 +19,8 @@ from agentenv.image.reference import DIGEST
 
 MANIFEST_BYTES_MAX = 4 << 20  # what registries accept
 CONFIG_BYTES_MAX = 8 << 20
+VARIABLE_BYTES_MAX = 128 << 10  # the kernel's limit for one string of an environment
+VARIABLES_CHARS_MAX = 1 << 20  # half of what a program can be given, so that its arguments fit, too
 INDEX_DEPTH_MAX = 3  # an index may name another one
 LAYERS_MAX = 200  # a stack holds 255; steps of a build come on top
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
@@ -168,7 +170,7 @@ def parse_config(raw: bytes, manifest: Manifest, platform: Platform, what: str) 
         raise DataCorrupt(f"{what}: its configuration is malformed")
     labels = run.get("Labels") or {}
     return ImageConfig(
-        env=_texts(run.get("Env"), what) or (),
+        env=_variables(run.get("Env"), what),
         entrypoint=_texts(run.get("Entrypoint"), what),
         cmd=_texts(run.get("Cmd"), what),
         user=str(run.get("User") or ""),
@@ -199,6 +201,17 @@ def _list(value: Any, what: str) -> Sequence[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise DataCorrupt(f"{what}: its manifest is malformed")
     return value
+
+
+def _variables(value: Any, what: str) -> tuple[str, ...]:
+    """Variables that every program in the image can be given. InvalidInput."""
+    entries = _texts(value, what) or ()
+    for entry in entries:
+        if "\0" in entry or len(entry.encode(errors="surrogatepass")) > VARIABLE_BYTES_MAX:
+            raise InvalidInput(f"{what}: the variable {entry[:80]!r} holds a NUL, or has more than {VARIABLE_BYTES_MAX} bytes")
+    if sum(map(len, entries)) > VARIABLES_CHARS_MAX:
+        raise InvalidInput(f"{what}: its variables have more than {VARIABLES_CHARS_MAX} characters together")
+    return entries
 
 
 def _texts(value: Any, what: str) -> tuple[str, ...] | None:

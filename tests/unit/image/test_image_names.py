@@ -145,6 +145,9 @@ def test_the_configuration_is_read_whole() -> None:
         ({"architecture": "arm64"}, InvalidInput),
         ({"rootfs": {"diff_ids": []}}, DataCorrupt),
         ({"config": 3}, DataCorrupt),
+        ({"config": {"Env": ["A=\0"]}}, InvalidInput),
+        ({"config": {"Env": ["A=" + "x" * 200_000]}}, InvalidInput),
+        ({"config": {"Env": [f"A{n}=" + "x" * 100_000 for n in range(12)]}}, InvalidInput),
     ):
         with pytest.raises(error):
             manifests.parse_config(json.dumps(raw | change).encode(), manifest, Platform(), "x")
