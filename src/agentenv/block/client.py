@@ -18,6 +18,7 @@ from agentenv.core import errors
 T = TypeVar("T")
 PROTOCOL = 1
 _DEADLINE_S = 30.0  # opening 255 layers from a cold disk takes a few seconds at most
+_ALL = 1 << 62  # more bytes than any cache has
 _COPY_DEADLINE_S = 600.0  # captures, imports and commits copy up to the size of a disk
 
 _BY_CODE: dict[str, type[errors.AgentEnvError]] = {
@@ -185,6 +186,19 @@ class BlockClient:
     async def remotes(self) -> dict[str, Any]:
         """The layers in registries that are open, with the bytes fetched of each, and figures of the block cache."""
         return await self._call("GET", "/v1/remotes", dict)
+
+    async def shrink_cache(self, size_bytes: int, dry_run: bool = False) -> int:
+        """Take blocks of remote layers out of their cache, the coldest first, until they make `size_bytes`; returns the bytes freed.
+
+        A blockd without such a cache, or of an earlier version that has run on, frees none. A dry run tells what would go.
+        """
+        body = {"bytes": min(size_bytes, _ALL)}
+        try:
+            if dry_run:
+                return min(size_bytes, int((await self.remotes())["cache"]["used_bytes"]))
+            return await self._call("POST", "/v1/remotes/shrink", lambda reply: int(reply["freed_bytes"]), body)
+        except (errors.NotFound, errors.InvalidInput):
+            return 0
 
     async def shutdown(self, force: bool = False) -> None:
         """Flush everything, unmount and exit. Conflict while devices are in use, unless `force`."""

@@ -64,7 +64,11 @@ async def collect(parts: Parts, goal: Goal | None = None, *, dry_run: bool = Fal
         disk = use(parts)
         if dry_run:
             disk = DiskUse(max(0, disk.used_bytes - freed), disk.free_bytes + freed)
-        plan = await _plan(parts, _down_to_low(parts, disk) if goal is None else goal(disk))
+        wanted = _down_to_low(parts, disk) if goal is None else goal(disk)
+        plan = await _plan(parts, wanted)
+        left = wanted - sum(one.item.size_bytes for one in plan)
+        if left > 0:  # blocks of layers in registries are many and small: blockd knows which of them are cold
+            freed += await parts.blocks.shrink_cache(left, dry_run)
         if dry_run:
             return Collection(freed + sum(one.item.size_bytes for one in plan), tuple(one.item for one in plan), use(parts))
         evicted = await _evict(parts, plan)

@@ -51,6 +51,7 @@ class FakeDevices:
         self.mount = mount
         self.find_process = find_process
         self.violations: list[str] = []
+        self.cached_bytes = 0  # blocks of remote layers
         self._open: dict[str, _Open] = {}
 
     @property
@@ -272,6 +273,13 @@ class FakeBlocks:
         await self._points.hit("blocks.add_remote")
         output.write_text(json.dumps({"remote": f"{blob.blobs_url}/{blob.digest}"}))
         return _SIZE_BYTES
+
+    async def shrink_cache(self, size_bytes: int, dry_run: bool = False) -> int:
+        """Free what is cached, as far as it is wanted."""
+        await self._points.hit("blocks.shrink_cache")
+        freed = min(size_bytes, self._devices.cached_bytes)
+        self._devices.cached_bytes -= 0 if dry_run else freed
+        return freed
 
     async def shutdown(self, force: bool = False) -> None:
         """Close everything."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,14 @@ async def test_layers_in_registries_and_packed_ones(blockd: FakeBlockd, client: 
     assert (await client.remotes())["cache"] == {"used_bytes": 1}
     blockd.answer(200, {"size_bytes": 3, "sha256": "ab"})
     assert await client.pack(Path("/l/a.lsmt"), Path("/out")) == Written(3, "ab")
-    remote, _, packed = (asked[2] for asked in blockd.asked)
+    blockd.answer(200, {"freed_bytes": 4})
+    assert await client.shrink_cache(sys.maxsize) == 4
+    blockd.answer(404, {"code": "not_found", "message": "no such route", "hint": ""})
+    assert await client.shrink_cache(1) == 0
+    blockd.answer(200, {"layers": [], "cache": {"used_bytes": 10}})
+    assert [await client.shrink_cache(size, dry_run=True) for size in (7, 12)] == [7, 10]
+    remote, _, packed, shrunk, *_ = (asked[2] for asked in blockd.asked)
+    assert shrunk == {"bytes": 1 << 62}
     assert remote == {
         "output": "/l/n.lsmt",
         "blobs_url": "https://r/v2/x/blobs",

@@ -126,6 +126,17 @@ async def test_blobs_of_images_go_too_and_what_a_killed_server_left_of_pulls_goe
     assert [path for path in (node.paths.cache / "images").rglob("*") if path.is_file()] == [kept]
 
 
+async def test_blocks_of_layers_in_registries_make_up_what_is_still_wanted(node: FakeNode) -> None:
+    for wanted_kib, left_kib in ((50, 1000), (100, 1000), (400, 700), (5000, 0)):
+        node.devices.cached_bytes = 1000 * KIB
+        add_upload(node, "upload", 100)
+        told = await collect.collect(node.parts, lambda _disk, wanted=wanted_kib: wanted * KIB, dry_run=True)
+        assert node.devices.cached_bytes == 1000 * KIB
+        done = await collect.collect(node.parts, lambda _disk, wanted=wanted_kib: wanted * KIB)
+        expected = (100 + 1000 - left_kib) * KIB
+        assert (done.freed_bytes, told.freed_bytes, node.devices.cached_bytes) == (expected, expected, left_kib * KIB)
+
+
 async def test_what_is_in_use_or_young_never_goes(node: FakeNode) -> None:
     step = await add_step(node, "held", 1, ("held-layer", 100))
     from_it = await add_step(node, "started-from", 2, ("started-layer", 100))

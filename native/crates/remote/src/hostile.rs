@@ -11,10 +11,10 @@ use lsmt::{Blob, Elsewhere};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-use crate::auth::{Login, Logins};
 use crate::cache::{hex, Cache};
 use crate::download::DownloadOptions;
 use crate::http::{Http, HttpOptions};
+use crate::logins::{Login, Logins};
 use crate::remotes::{RemoteOptions, Remotes};
 use crate::source::Source;
 use crate::{RemoteError, Stub};

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod answer;
 pub mod auth;
 pub mod blob;
 pub mod cache;
@@ -18,15 +19,16 @@ pub mod download;
 pub mod error;
 mod flight;
 pub mod http;
+pub mod logins;
 pub mod remotes;
 pub mod source;
 pub mod stub;
 pub mod trace;
 
-pub use auth::Login;
 pub use cache::{Cache, CacheStats};
 pub use error::RemoteError;
 pub use http::{Http, HttpOptions};
+pub use logins::Login;
 pub use remotes::{RemoteOptions, Remotes};
 pub use stub::Stub;
 

@@ -9,12 +9,12 @@ use lsmt::block_cache::FileKey;
 use lsmt::{Blob, Elsewhere};
 use parking_lot::Mutex;
 
-use crate::auth::{Login, Logins};
 use crate::blob::RemoteBlob;
 use crate::cache::Cache;
 use crate::download::{DownloadOptions, Downloads};
 use crate::error::RemoteError;
 use crate::http::{Http, HttpOptions};
+use crate::logins::{Login, Logins};
 use crate::source::Source;
 use crate::stub::Stub;
 

@@ -4,17 +4,18 @@
 //! good for a while: it is remembered, asked without the registry's secret, and
 //! dropped as soon as it refuses. Every answer is checked against what was asked for.
 
-use std::io::Read;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use crate::address::{self, Address};
-use crate::auth::{self, Challenge, Granted, Logins};
+use crate::answer::{self, Failure};
+use crate::auth::{self, Challenge, Granted};
 use crate::error::RemoteError;
 use crate::http::{Http, NoReply, Reply};
+use crate::logins::{Login, Logins};
 use crate::stub::Stub;
 
 /// Redirects followed for one request.
@@ -35,14 +36,6 @@ pub struct Source {
     stub: Stub,
     granted: Mutex<Option<Granted>>,
     location: Mutex<Option<(Address, Instant)>>,
-}
-
-/// What one try came to.
-enum Failure {
-    /// Trying again is of no use.
-    Final(RemoteError),
-    /// It may work later: the cause, and the pause the server asks for.
-    Again(String, Option<Duration>),
 }
 
 impl Source {
@@ -99,7 +92,7 @@ impl Source {
         if let Some(address) = self.known_location() {
             let reply = self.get(&address, range, None)?;
             if matches!(reply.status, 200 | 206 | 408 | 416 | 429 | 500..) {
-                return self.take(reply, range);
+                return answer::read(&self.stub, reply, range);
             }
             // It has expired, or moved: the registry knows where to.
             *self.location.lock() = None;
@@ -129,17 +122,20 @@ impl Source {
                     if !is_origin {
                         *self.location.lock() = Some((address, Instant::now() + LOCATION_LIFETIME));
                     }
-                    return self.take(reply, range);
+                    return answer::read(&self.stub, reply, range);
                 }
-                _ => return self.take(reply, range),
+                _ => return answer::read(&self.stub, reply, range),
             }
         }
-        Err(self.wrong(format!("it leads through more than {MAX_HOPS} redirects")))
+        Err(Failure::wrong(
+            &self.stub,
+            format!("it leads through more than {MAX_HOPS} redirects"),
+        ))
     }
 
     fn origin(&self) -> Result<Address, Failure> {
         address::parse(&self.stub.address())
-            .ok_or_else(|| self.wrong("it is no address".to_owned()))
+            .ok_or_else(|| Failure::wrong(&self.stub, "it is no address".to_owned()))
     }
 
     fn known_location(&self) -> Option<Address> {
@@ -155,13 +151,17 @@ impl Source {
 
     fn next(&self, from: &Address, reply: &Reply<'_>) -> Result<Address, Failure> {
         let location = reply.header("location").unwrap_or_default();
-        let next = address::join(from, location)
-            .ok_or_else(|| self.wrong("it redirects to no usable address".to_owned()))?;
+        let next = address::join(from, location).ok_or_else(|| {
+            Failure::wrong(&self.stub, "it redirects to no usable address".to_owned())
+        })?;
         if from.is_secure && !next.is_secure {
-            return Err(self.wrong(format!(
-                "it redirects from https to {}, which is not secure",
-                next.host
-            )));
+            return Err(Failure::wrong(
+                &self.stub,
+                format!(
+                    "it redirects from https to {}, which is not secure",
+                    next.host
+                ),
+            ));
         }
         Ok(next)
     }
@@ -224,11 +224,12 @@ impl Source {
                     let address = auth::token_address(&realm, service.as_deref(), scope.as_deref());
                     let secure = |address: &Address| address.is_secure || !origin.is_secure;
                     let Some(address) = address.filter(secure) else {
-                        return Err(
-                            self.wrong(format!("its token server {realm:?} has no secure address"))
-                        );
+                        return Err(Failure::wrong(
+                            &self.stub,
+                            format!("its token server {realm:?} has no secure address"),
+                        ));
                     };
-                    *granted = Some(self.token(&address, login.as_ref().map(auth::Login::basic))?);
+                    *granted = Some(self.token(&address, login.as_ref().map(Login::basic))?);
                     return Ok(());
                 }
                 (Challenge::Basic, Some(login)) => {
@@ -243,7 +244,7 @@ impl Source {
                 }
             }
         }
-        Err(self.denied(reason))
+        Err(Failure::denied(&self.stub, reason))
     }
 
     fn token(&self, address: &Address, basic: Option<String>) -> Result<Granted, Failure> {
@@ -260,91 +261,12 @@ impl Source {
             200 => auth::read_token(reply.body.as_reader()).map_err(|reason| {
                 Failure::Again(format!("token server {}: {reason}", address.host), None)
             }),
-            408 | 429 | 500.. => Err(again(&reply)),
-            status => Err(self.denied(format!(
-                "its token server {} answers {status}",
-                address.host
-            ))),
+            408 | 429 | 500.. => Err(answer::again(&reply)),
+            status => Err(Failure::denied(
+                &self.stub,
+                format!("its token server {} answers {status}", address.host),
+            )),
         }
-    }
-
-    /// Reads and checks the body of a final reply.
-    fn take(&self, mut reply: Reply<'_>, range: &Range<u64>) -> Result<Vec<u8>, Failure> {
-        let status = reply.status;
-        match status {
-            200 | 206 => {}
-            401 | 403 => return Err(self.denied(format!("status {status}"))),
-            404 | 410 => {
-                return Err(Failure::Final(RemoteError::Missing {
-                    address: self.stub.address(),
-                    reason: format!("status {status}"),
-                }))
-            }
-            408 | 429 | 500.. => return Err(again(&reply)),
-            416 => {
-                return Err(self.wrong(format!(
-                    "it has no bytes {}-{}: it is another blob",
-                    range.start, range.end
-                )))
-            }
-            _ => return Err(self.wrong(format!("it answers with status {status}"))),
-        }
-        if reply
-            .header("content-encoding")
-            .is_some_and(|coding| coding != "identity")
-        {
-            return Err(
-                self.wrong("it is sent compressed, which makes ranges meaningless".to_owned())
-            );
-        }
-        let skip = if status == 206 {
-            self.check_range(&reply, range)?
-        } else {
-            self.check_whole(&reply, range)?
-        };
-        let mut body = reply.body.as_reader();
-        let cut =
-            |error: std::io::Error| Failure::Again(format!("the answer broke off: {error}"), None);
-        if std::io::copy(&mut (&mut body).take(skip), &mut std::io::sink()).map_err(cut)? < skip {
-            return Err(Failure::Again("the answer was cut short".to_owned(), None));
-        }
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        body.read_exact(&mut bytes).map_err(cut)?;
-        if status == 206 && body.read(&mut [0]).map_err(cut)? != 0 {
-            return Err(self.wrong("it sent more than was asked for".to_owned()));
-        }
-        Ok(bytes)
-    }
-
-    fn check_range(&self, reply: &Reply<'_>, range: &Range<u64>) -> Result<u64, Failure> {
-        let stated = reply.header("content-range").unwrap_or_default();
-        let expected = format!("bytes {}-{}/", range.start, range.end - 1);
-        let total = stated.strip_prefix(&expected);
-        if total.is_some_and(|total| total == "*" || total.parse() == Ok(self.stub.size_bytes)) {
-            return Ok(0);
-        }
-        Err(self.wrong(format!(
-            "it answers bytes {}-{} of {} with {stated:?}",
-            range.start,
-            range.end - 1,
-            self.stub.size_bytes
-        )))
-    }
-
-    /// A server that knows no ranges sends all: what comes before the range is passed
-    /// over.
-    fn check_whole(&self, reply: &Reply<'_>, range: &Range<u64>) -> Result<u64, Failure> {
-        let stated = reply
-            .header("content-length")
-            .and_then(|text| text.parse::<u64>().ok());
-        if stated.is_some_and(|bytes| bytes != self.stub.size_bytes) {
-            return Err(self.wrong(format!(
-                "it has {} bytes, not {}",
-                stated.unwrap_or(0),
-                self.stub.size_bytes
-            )));
-        }
-        Ok(range.start)
     }
 
     fn unanswered(&self, who: &str, no_reply: &NoReply) -> Failure {
@@ -358,28 +280,4 @@ impl Source {
             reason,
         })
     }
-
-    fn wrong(&self, reason: String) -> Failure {
-        let address = self.stub.address();
-        Failure::Final(RemoteError::Wrong { address, reason })
-    }
-
-    fn denied(&self, reason: String) -> Failure {
-        let address = self.stub.address();
-        Failure::Final(RemoteError::Denied { address, reason })
-    }
-}
-
-fn again(reply: &Reply<'_>) -> Failure {
-    let wanted = reply.header("retry-after").and_then(|text| {
-        let seconds = text.trim().parse().map(Duration::from_secs);
-        let date = || {
-            httpdate::parse_http_date(text)
-                .ok()?
-                .duration_since(SystemTime::now())
-                .ok()
-        };
-        seconds.ok().or_else(date)
-    });
-    Failure::Again(format!("status {}", reply.status), wanted)
 }

@@ -88,6 +88,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/imports", post(import_image))
         .route("/v1/commits", post(commit_layers))
         .route("/v1/remotes", get(remotes::list).post(remotes::add))
+        .route("/v1/remotes/shrink", post(remotes::shrink))
         .route("/v1/shutdown", post(shutdown))
         .fallback(|| async { no_route() })
         .method_not_allowed_fallback(|| async { no_route() })

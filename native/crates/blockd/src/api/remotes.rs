@@ -125,6 +125,29 @@ fn write_stub(stub: &Stub, output: &Path) -> Result<(), ApiError> {
         .map_err(|error| ApiError::io(&what, &error))
 }
 
+/// Body of `POST /v1/remotes/shrink`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShrinkCache {
+    /// Bytes of blocks to take out, the coldest first.
+    bytes: u64,
+}
+
+/// Reply to it.
+#[derive(Debug, Serialize)]
+struct Shrunk {
+    freed_bytes: u64,
+}
+
+pub async fn shrink(State(app): Shared, body: WholeBody) -> Result<impl IntoResponse, ApiError> {
+    let request: ShrinkCache = body.decode()?;
+    blocking(move || {
+        let freed_bytes = remotes_of(&app)?.cache().shrink(request.bytes);
+        Ok(Shrunk { freed_bytes })
+    })
+    .await
+}
+
 pub async fn list(State(app): Shared) -> Result<impl IntoResponse, ApiError> {
     blocking(move || {
         let remotes = remotes_of(&app)?;

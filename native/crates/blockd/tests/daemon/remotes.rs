@@ -76,6 +76,12 @@ fn a_stack_reads_what_it_needs_of_a_remote_layer() {
     assert!(figures["layers"][0]["fetched_bytes"].as_u64().unwrap() <= served);
     assert_eq!(figures["layers"][0]["is_local"], false);
     assert_eq!(figures["cache"]["damaged_blocks"], 0);
+    let used = &figures["cache"]["used_bytes"];
+    let body = json!({"bytes": SIZE});
+    let shrunk = daemon.ok("POST", "/v1/remotes/shrink", &body);
+    assert_eq!(&shrunk["freed_bytes"], used);
+    assert_eq!(read(&disk, 13_333_333, 5000), bytes[13_333_333..][..5000]);
+    assert!(registry.served() > served);
 }
 
 #[test]

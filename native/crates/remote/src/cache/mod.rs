@@ -172,6 +172,16 @@ impl Cache {
         }
     }
 
+    /// Takes blocks out, what nobody read lately first, until they make so many bytes;
+    /// returns the bytes freed.
+    pub fn shrink(&self, bytes: u64) -> u64 {
+        let mut freed_bytes = 0;
+        while freed_bytes < bytes && self.evict() {
+            freed_bytes += u64::from(BLOCK_BYTES);
+        }
+        freed_bytes
+    }
+
     /// Whether the disk has no room for the cache to grow. Looks now and then only.
     fn is_scarce(&self) -> bool {
         if self.puts.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == 0 {

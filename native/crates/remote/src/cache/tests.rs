@@ -183,6 +183,20 @@ fn the_last_block_may_be_short_and_sizes_must_agree() {
     assert!(cache.blob([1; 32], 7).is_err());
 }
 
+#[test]
+fn a_cache_shrinks_when_asked_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path(), 100);
+    let blob = cache.blob([1; 32], 50 * BLOCK as u64).unwrap();
+    (0..20).for_each(|number| cache.put(&blob, number, &block(number as u8)));
+    assert!(holds(&blob, 7, 7));
+    assert_eq!(cache.shrink(10 * BLOCK as u64 - 1), 10 * BLOCK as u64);
+    assert!(holds(&blob, 7, 7), "what was read stays longest");
+    assert!(stored_bytes(folder.path()) <= 10 * BLOCK as u64);
+    assert_eq!(cache.shrink(u64::MAX), 10 * BLOCK as u64);
+    assert_eq!(cache.stats().used_bytes, 0);
+}
+
 /// A file system of 1 MiB, gone in the end.
 struct SmallDisk(tempfile::TempDir);
 
