@@ -48,6 +48,7 @@ def figures(node: Node) -> dict[str, Any]:
         return dict(blockd.get("/v1/remotes").raise_for_status().json())
 
 
+@pytest.mark.timeout(900)
 def test_a_pushed_template_starts_from_the_registry(lazy_node: Node, place: RealRegistry, tmp_path: Path):
     node, reference = lazy_node, f"{place.host}/e2e/lazy:1"
     noise = f"head -c {NOISE_BYTES} /dev/urandom > /opt/noise; sha256sum /opt/noise > /opt/noise.sum"
