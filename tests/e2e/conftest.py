@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e_node import Node
+
+BUSYBOX = Path("/usr/bin/busybox")
+PROGRAMS = ("sh", "cat", "chmod", "echo", "id", "ls", "mkdir", "pwd", "sed", "sleep", "test", "touch")
 
 
 @pytest.fixture
@@ -17,6 +23,27 @@ def sandbox(node: Node) -> Iterator[Any]:
     made = Sandbox.create("base", timeout=600, **node.options)
     yield made
     made.kill()
+
+
+@pytest.fixture
+def debian(node: Node, tmp_path: Path) -> Iterator[str]:
+    """The name of an image that the node takes for Debian: a root file system of busybox, so that no registry is asked."""
+    path, name = tmp_path / "root.tar", "debian:12"
+    assert BUSYBOX.is_file(), "these tests need busybox-static: `tools/setup.sh tests`"
+    files = {"bin/busybox": (BUSYBOX.read_bytes(), 0o755), "etc/os-release": (b"NAME=stand-in\n", 0o644)}
+    files["etc/passwd"] = (b"root:x:0:0:root:/:/bin/sh\n", 0o644)
+    with tarfile.open(path, "w") as archive:
+        for where, (content, mode) in files.items():
+            info = tarfile.TarInfo(where)
+            info.size, info.mode = len(content), mode
+            archive.addfile(info, BytesIO(content))
+        for program in PROGRAMS:
+            link = tarfile.TarInfo(f"bin/{program}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+    node.aenv("image", "import", str(path), name)
+    yield name
+    node.aenv("image", "remove", name, check=False)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
