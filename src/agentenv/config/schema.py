@@ -165,7 +165,7 @@ class ImagesConfig(_Section):
     block_cache_mb: int = Field(
         10240, ge=0, le=1 << 22, description="Blocks of layers in registries that are kept on the node's disk, MiB."
     )
-    block_connections: int = Field(16, ge=1, le=256, description="Connections to registries at a time for such blocks.")
+    block_connections: int = Field(16, ge=1, le=256, description="Connections to one registry at a time for such blocks.")
     download_mb_per_s: int = Field(
         32, ge=0, le=100_000, description="Rate at which layers in use are downloaded whole in the background, MiB/s; 0: they are not."
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentenv.block.client import Written
-from agentenv.core.errors import InvalidInput
+from agentenv.core.errors import AgentEnvError, InvalidInput
 from agentenv.core.images import Platform
 from agentenv.core.model import Context
 from agentenv.host.command import Progress
@@ -135,8 +135,18 @@ class Publisher:
             (work / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
             (work / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
             progress(f"push {target}", None, None)
-            self._registry.push(work, target, credentials)
+            self._upload(work, blobs, target, credentials)
         return Pushed(str(target), str(described["digest"]), tuple(blobs))
+
+    def _upload(self, layout: Path, blobs: Sequence[Descriptor], target: reference.ImageReference, credentials: Credentials | None) -> None:
+        elsewhere = [blob for blob in blobs if not self._registry.blobs.path(blob.digest).exists()]
+        try:
+            self._registry.push(layout, target, credentials)
+        except AgentEnvError as error:
+            if not elsewhere:
+                raise
+            more = f"{len(elsewhere)} of the layers are still in another registry: if this one lacks them, they must be downloaded first"
+            raise type(error)(error.message, "; ".join(filter(None, (error.hint, more)))) from error
 
     def _document(self, content: dict[str, Any], kind: str) -> dict[str, Any]:
         """Put a document among the blobs; returns its descriptor."""

@@ -19,7 +19,7 @@ pub struct RemoteArguments {
     /// Free disk that those blocks and downloads leave alone.
     #[arg(long, default_value_t = 1024)]
     remote_reserve_mib: u32,
-    /// Connections to registries at a time.
+    /// Connections to one registry at a time.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     remote_connections: u16,
     /// Download layers in use as a whole, at this rate in MiB a second; 0 does not.

@@ -511,6 +511,42 @@ fn a_failed_fetch_leaves_nobody_waiting() {
 }
 
 #[test]
+fn connections_are_bounded_for_each_server_by_itself() {
+    let (busy, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let data = content(3_000_000);
+    let (right, now, top) = (data.clone(), busy.clone(), most.clone());
+    let slow = Server::start(move |asked, _| {
+        top.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(1500));
+        now.fetch_sub(1, Ordering::SeqCst);
+        part(asked, &right)
+    });
+    let right = data.clone();
+    let quick = Server::start(move |asked, _| part(asked, &right));
+    let http = http();
+    let source = |server: &Server| Source::new(http.clone(), Arc::default(), server.stub(&data));
+    let (slow, quick) = (source(&slow), source(&quick));
+    std::thread::scope(|scope| {
+        for reader in 0..8_u64 {
+            let slow = &slow;
+            scope.spawn(move || {
+                slow.read(reader..reader + 1, Duration::from_secs(20))
+                    .unwrap()
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let started = Instant::now();
+        quick.read(0..1, PATIENCE).unwrap();
+        assert!(
+            started.elapsed() < Duration::from_millis(1300),
+            "{:?}",
+            started.elapsed()
+        );
+    });
+    assert_eq!(most.load(Ordering::SeqCst), 4);
+}
+
+#[test]
 fn stubs_are_read_back_and_bad_ones_name_the_fault() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("layer");

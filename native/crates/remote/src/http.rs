@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use ureq::http::HeaderMap;
@@ -33,7 +33,7 @@ const BUNDLES: [&str; 4] = [
 /// How to reach registries.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// Connections at a time, to all servers together.
+    /// Connections to one server at a time: one that hangs takes none from others.
     pub connections: usize,
     /// Authorities of single registries: `<host[:port]>/*.crt` in this folder.
     pub certs_dir: Option<PathBuf>,
@@ -43,7 +43,7 @@ pub struct HttpOptions {
 pub struct Http {
     options: HttpOptions,
     agents: Mutex<HashMap<(String, bool), Agent>>,
-    free: Mutex<usize>,
+    in_use: Mutex<HashMap<String, usize>>,
     freed: Condvar,
 }
 
@@ -90,12 +90,21 @@ impl From<ureq::Error> for NoReply {
     }
 }
 
-struct Permit<'a>(&'a Http);
+struct Permit<'a> {
+    http: &'a Http,
+    host: String,
+}
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock() += 1;
-        self.0.freed.notify_one();
+        let mut in_use = self.http.in_use.lock();
+        if let Some(count) = in_use.get_mut(&self.host) {
+            *count -= 1;
+            if *count == 0 {
+                in_use.remove(&self.host);
+            }
+        }
+        self.http.freed.notify_all();
     }
 }
 
@@ -103,8 +112,8 @@ impl Http {
     /// A client; nothing is connected yet.
     pub fn new(options: HttpOptions) -> Http {
         Http {
-            free: Mutex::new(options.connections.max(1)),
             options,
+            in_use: Mutex::default(),
             agents: Mutex::default(),
             freed: Condvar::new(),
         }
@@ -118,7 +127,13 @@ impl Http {
         headers: &[(&str, String)],
         check_certificate: bool,
     ) -> Result<Reply<'_>, NoReply> {
-        let permit = self.permit();
+        let Some(permit) = self.permit(&address.host) else {
+            let reason = "all connections to it are busy".to_owned();
+            return Err(NoReply {
+                reason,
+                is_final: false,
+            });
+        };
         let agent = self.agent(&address.host, check_certificate);
         let agent = agent.map_err(|reason| NoReply {
             reason,
@@ -137,13 +152,21 @@ impl Http {
         })
     }
 
-    fn permit(&self) -> Permit<'_> {
-        let mut free = self.free.lock();
-        while *free == 0 {
-            self.freed.wait(&mut free);
+    /// Waits for one of the server's connections, as long as an exchange may take.
+    fn permit(&self, host: &str) -> Option<Permit<'_>> {
+        let end = Instant::now() + EXCHANGE_TIMEOUT;
+        let mut in_use = self.in_use.lock();
+        while in_use
+            .get(host)
+            .is_some_and(|count| *count >= self.options.connections.max(1))
+        {
+            if self.freed.wait_until(&mut in_use, end).timed_out() {
+                return None;
+            }
         }
-        *free -= 1;
-        Permit(self)
+        *in_use.entry(host.to_owned()).or_default() += 1;
+        let host = host.to_owned();
+        Some(Permit { http: self, host })
     }
 
     fn agent(&self, host: &str, check_certificate: bool) -> Result<Agent, String> {
