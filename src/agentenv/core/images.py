@@ -36,6 +36,7 @@ class ImageConfig:
     stop_signal: str = ""
     shell: tuple[str, ...] | None = None
     volumes: tuple[str, ...] = ()
+    on_build: tuple[str, ...] = ()  # instructions for Dockerfiles that start from it
     diff_ids: tuple[str, ...] = ()
     """Checksums of the decompressed layers, bottom first."""
 

@@ -19,7 +19,7 @@ from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, Stora
 from agentenv.core.ids import new_entropy
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart, Stream, follow
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
-from agentenv.guest.provision import Provision, message_of
+from agentenv.guest.provision import Provision, check, message_of
 from agentenv.host import netns
 
 ENVD_PORT = 49983
@@ -270,7 +270,7 @@ class GuestClient:
                 pool.stream("POST", f"{self._url}/provision/pack", headers=headers, content=body) as reply,
             ):
                 if reply.status != 200:
-                    raise Internal(f"the guest's envd answered /provision/pack with {reply.status}: {message_of(await reply.aread())}")
+                    check(reply.status, await reply.aread())
                 with output.open("wb") as file:
                     size_bytes = 0
                     async for chunk in reply.aiter_stream():

@@ -58,13 +58,14 @@ class Provision:
     async def unpack(self, namespace: str, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
         """Unpack an archive of the host below `folder`, which is made like `make_folder` does if it is missing."""
         query = urlencode({"path": folder, "uid": uid, "gid": gid})
-        _check(*await self._post(namespace, f"/provision/unpack?{query}", archive, deadline_s))
+        check(*await self._post(namespace, f"/provision/unpack?{query}", archive, deadline_s))
 
     async def _call(self, namespace: str, call: str, body: dict[str, Any]) -> bytes:
-        return _check(*await self._post(namespace, f"/provision/{call}", json.dumps(body).encode(), _DEADLINE_S))
+        return check(*await self._post(namespace, f"/provision/{call}", json.dumps(body).encode(), _DEADLINE_S))
 
 
-def _check(status: int, content: bytes) -> bytes:
+def check(status: int, content: bytes) -> bytes:
+    """What the agent answered, if it is no failure. InvalidInput, StorageFull, Unsupported, Internal."""
     if 200 <= status < 300:
         return content
     said = message_of(content)

@@ -180,6 +180,7 @@ def parse_config(raw: bytes, manifest: Manifest, platform: Platform, what: str) 
         stop_signal=str(run.get("StopSignal") or ""),
         shell=_texts(run.get("Shell"), what),
         volumes=tuple(sorted(map(str, run.get("Volumes") or {}))),
+        on_build=_texts(run.get("OnBuild"), what) or (),
         diff_ids=diff_ids,
     )
 

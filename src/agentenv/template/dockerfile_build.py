@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from agentenv.core.builds import BASE_STEP, DockerfileSource
+from agentenv.core.errors import Unsupported
 from agentenv.core.images import ImageConfig
 from agentenv.core.model import Context, Machine
 from agentenv.template.build_work import BuildWork
 from agentenv.template.disk_build import DiskBuild
 from agentenv.template.dockerfile.actions import Action, Copy
 from agentenv.template.dockerfile.document import parse
-from agentenv.template.dockerfile.evaluate import Program, State, evaluate
+from agentenv.template.dockerfile.evaluate import SHELL, Program, State, evaluate
 from agentenv.template.dockerfile.needs import needs
 from agentenv.template.dockerfile.perform import perform
 from agentenv.template.dockerfile.stages import Dockerfile, Stage, read
@@ -112,6 +113,11 @@ class DockerfileBuild:
             base = await work.tools.images.empty()
         else:
             base = await work.tools.images.base(wanted.name, None, lambda text: work.log.add(text, BASE_STEP))
+            if stage.line and base.image is not None and base.image.on_build:
+                held = "; ".join(base.image.on_build)[:300]
+                raise Unsupported(
+                    f"the image has ONBUILD instructions, which are not carried out: {held}", "write them into the Dockerfile"
+                )
         state = _state_of(base.image or ImageConfig())
         return replace(base, context=state.context, preparation=()), state
 
@@ -120,6 +126,7 @@ def _state_of(image: ImageConfig) -> State:
     """What an image says about running it, as Docker takes it. Its own CMD alone starts nothing."""
     return State(
         Context(image.user or "root", image.working_dir or "/", image.env_vars),
+        shell=image.shell or SHELL,
         command=None if image.cmd is None else Program(image.cmd),
         entrypoint=None if image.entrypoint is None else Program(image.entrypoint),
         labels=image.labels,

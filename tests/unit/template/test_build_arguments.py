@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agentenv.core.builds import Step, base_key, step_key
+from agentenv.core.errors import InvalidInput
 from agentenv.core.model import Context
 from agentenv.template.expand import expand, names_in
 
@@ -27,6 +28,11 @@ VARIABLES = {"A": "1", "EMPTY": "", "PATH": "/bin"}
         ("${A:-word}", "1"),
         ("${MISSING:-$A}", "1"),
         ("${A:+word}", "word"),
+        ("${EMPTY-word}|${MISSING-word}|${EMPTY+word}|${MISSING+word}", "|word|word|"),
+        ("${PATH#/b}|${PATH%n}|${PATH/i/I}|${PATH//[/x}", "in|/bi|/bIn|/bin"),
+        ("${MISSING:-a${A}b}c", "a1bc"),
+        (r"${MISSING:-a\}b} C:\new '$A'", r"a}b C:\new '1'"),
+        ("${A:?must}", "1"),
         ("${MISSING:+word}", ""),
         (r"\$A costs $A", "$A costs 1"),
         ("$", "$"),
@@ -38,6 +44,12 @@ VARIABLES = {"A": "1", "EMPTY": "", "PATH": "/bin"}
 )
 def test_variables_are_replaced(text: str, expanded: str):
     assert expand(text, VARIABLES) == expanded
+
+
+@pytest.mark.parametrize("text", ["${MISSING:?must be set}", "${EMPTY:?must be set}", "${MISSING?must be set}"])
+def test_a_variable_that_must_be_set(text: str):
+    with pytest.raises(InvalidInput, match="must be set"):
+        expand(text, VARIABLES)
 
 
 def test_names_that_are_referred_to():

@@ -248,6 +248,17 @@ async def test_what_is_started(rig: Rig, lines: str, config: ImageConfig, start:
     assert rig.template().builds[0].service.start == "mine"
 
 
+async def test_the_shell_of_the_image_holds_and_its_triggers_are_refused(rig: Rig):
+    rig.images.configs["debian"] = ImageConfig(shell=("/bin/ash", "-ec"))
+    assert (await build(rig, "FROM debian\nRUN x")).status == "ready"
+    assert programs(rig)["/bin/ash -ec x"].argv == ("/bin/ash", "-ec", "x")
+    rig.images.configs["debian"] = ImageConfig(on_build=("COPY . /app", "RUN make"))
+    job = await build(rig, "FROM golang AS b\nFROM debian\nRUN x")
+    assert job.failure.message.startswith(
+        "Dockerfile:2: the image has ONBUILD instructions, which are not carried out: COPY . /app; RUN make\n"
+    )
+
+
 async def test_a_health_check_is_no_ready_command_of_nothing(rig: Rig):
     began_ms = rig.clock.now_ms()
     rig.workshop.answers_to = lambda command: (1, "") if command == "never" else (0, "")
