@@ -85,3 +85,25 @@ def test_a_build_that_fails_at_its_last_step_and_is_mended(node, tmp_path: Path)
     finally:
         node.aenv("template", "delete", NAME, "--yes", check=False)
     assert Template.exists(f"{NAME}:v1", **node.options) is False
+
+
+def test_a_path_of_the_templates_own_holds_wherever_commands_run(node):
+    """F01, F19: in later steps, in the start command, and in the login shells that sandboxes run commands in."""
+    name = "e2e-path"
+    script = "printf '#!/bin/sh\\necho mine\\n' > /opt/own/bin/own && chmod 755 /opt/own/bin/own"
+    made = (
+        Template()
+        .from_template("base")
+        .run_cmd(f"mkdir -p /opt/own/bin && {script}", user="root")
+        .set_envs({"PATH": "/opt/own/bin:$PATH"})
+        .run_cmd("own > step")
+        .set_start_cmd("own > started; exec sleep 100000", "test -s started")
+    )
+    try:
+        Template.build(made, name, **node.options)
+        box = Sandbox.create(name, **node.options)
+        told = box.commands.run("cat step started; own; command -v own python3 sudo").stdout.split()
+        assert told == ["mine", "mine", "mine", "/opt/own/bin/own", "/usr/bin/python3", "/usr/bin/sudo"]
+        box.kill()
+    finally:
+        node.aenv("template", "delete", "--yes", name, check=False)
