@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-from e2b import Sandbox, SandboxException, SandboxState
-from e2e_node import HOME, Node, free_port, remains
+from e2b import Sandbox, SandboxException, SandboxState, Template
+from e2b.exceptions import BuildException
+from e2e_node import HOME, POOL_CIDR, RUN, Node, free_port, remains
 from guest_programs import wait_for
 
 ROOM_MB = 60
-SMALL_HOME, SMALL_RUN = Path("/var/lib/agentenv-test-small"), Path("/run/agentenv-test-small")
+SMALL_HOME, SMALL_RUN = HOME.with_name(f"{HOME.name}-small"), RUN.with_name(f"{RUN.name}-small")
+SMALL_POOL_CIDR = f"{POOL_CIDR.rsplit('.', 2)[0]}.255.0/24"  # the end of the other node's
 
 
 def resize(size: str) -> None:
@@ -28,15 +29,15 @@ def small_node(node):
     """A second node beside the first, whose home has `ROOM_MB` left once its template is there."""
     node.aenv("ls")
     shutil.rmtree(SMALL_HOME, ignore_errors=True)
-    SMALL_HOME.mkdir(parents=True)
-    (SMALL_HOME / "cache").symlink_to(HOME / "cache")
+    (SMALL_HOME / "cache").mkdir(parents=True)
+    (SMALL_HOME / "cache" / "assets").symlink_to(HOME / "cache" / "assets")
     environment = node.environment | {
         "AENV_NODE_HOME": str(SMALL_HOME),
         "AENV_NODE_RUN": str(SMALL_RUN),
-        "AENV_NETWORK_POOL_CIDR": "10.116.0.0/24",
+        "AENV_NETWORK_POOL_CIDR": SMALL_POOL_CIDR,
         "AENV_LIMITS_DISK_RESERVE_MB": "0",
     }
-    subject = Node(free_port(), environment, {}, SMALL_HOME, SMALL_RUN)
+    subject = Node(free_port(), environment, {}, home=SMALL_HOME, run=SMALL_RUN)
     layers = SMALL_HOME / "layers"
     try:
         subject.up()
@@ -93,3 +94,23 @@ def test_pause_with_a_full_disk(small_node):
     seen = "".join(out or "" for out, _err, _pty in again)
     assert seen.strip() == digest, "memory changed on the way"
     subject.kill()
+
+
+def test_a_build_that_fills_the_nodes_disk_fails_and_says_so(small_node):
+    """Repeated with room it works; and what it has cached makes room again when it is asked to."""
+    options, name = small_node.options, "e2e-too-large"
+    made = (
+        Template().from_template("base").run_cmd("echo first > first").run_cmd(f"head -c {(ROOM_MB + 40) << 20} /dev/urandom > big; sync")
+    )
+    with pytest.raises(BuildException, match="the node's disk is full"):
+        Template.build(made, name, **options)
+    resize("2g")
+    Template.build(made, name, **options)
+    subject = Sandbox.create(name, timeout=600, **options)
+    assert subject.commands.run("cat first; wc -c < big").stdout.split() == ["first", str((ROOM_MB + 40) << 20)]
+    subject.kill()
+    small_node.aenv("template", "delete", "--yes", name)
+    freed = json.loads(small_node.aenv("gc", "--all", "--json").stdout)
+    assert {item["kind"] for item in freed["evicted"]} == {"build step"}
+    assert freed["freedBytes"] > ROOM_MB << 20
+    Sandbox.create("base", timeout=60, **options).kill()

@@ -39,13 +39,16 @@ async def run(parts: Parts) -> None:
 
 
 def use(parts: Parts) -> DiskUse:
-    """How full the node's disk is."""
-    return parts.disk_use(parts.paths.home)
+    """How full the node's disk is; the fuller one, where an operator has put layers on a disk of their own."""
+    return max(map(parts.disk_use, (parts.paths.home, parts.paths.layers)), key=lambda disk: disk.percent)
 
 
-async def make_room(parts: Parts) -> None:
-    """Let caches give way if less than `limits.disk_reserve_mb` is free. Never fails: who needs room looks whether there is some now."""
-    reserve_bytes = parts.config.limits.disk_reserve_mb << 20
+async def make_room(parts: Parts, least_bytes: int = 0) -> None:
+    """Let caches give way if less than `limits.disk_reserve_mb`, or `least_bytes`, is free.
+
+    Never fails: who needs room looks whether there is some now.
+    """
+    reserve_bytes = max(parts.config.limits.disk_reserve_mb << 20, least_bytes)
     if use(parts).free_bytes >= reserve_bytes:
         return
     try:

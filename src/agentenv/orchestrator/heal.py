@@ -1,6 +1,7 @@
 """Heal: a VM whose disk write failed for want of room on the host stands still, unharmed; it goes on when there is room.
 
-The VMM keeps the failed write and repeats it, so the guest sees a long pause and no error, and nothing is lost.
+The VMM keeps the failed write and repeats it, so the guest sees a long pause and no error, and nothing is lost. Caches give way
+first. If that is not enough a build ends, rather than to hold what others wait for; what it had cached so far is kept.
 A volume server that has died is started again; the guest's programs wait for it meanwhile.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from agentenv.core.errors import AgentEnvError, StorageFull
+from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
-from agentenv.host.files import require_free
+from agentenv.orchestrator.collect import make_room, use
+from agentenv.orchestrator.delete import end
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.serve_volumes import look_after
 
@@ -42,13 +44,16 @@ async def _look_after(parts: Parts, sandbox_id: str, known: set[str]) -> None:
             await look_after(parts, sandbox)
             if not await vm.stalled():
                 return
+            await make_room(parts, _ROOM_BYTES)
+            if use(parts).free_bytes < _ROOM_BYTES and sandbox.purpose == "build":
+                await end(parts, sandbox, "the node's disk is full: free some space, then build again")
+                return
             if sandbox_id not in known:
                 known.add(sandbox_id)
                 await note(parts, sandbox_id, "stands still: the node's disk is full; it goes on when there is room", "error")
-            require_free(parts.paths.layers, _ROOM_BYTES, "a stalled sandbox")
+            if use(parts).free_bytes < _ROOM_BYTES:
+                return
             await vm.resume()
-        except StorageFull:
-            return
         except AgentEnvError as error:
             await note(parts, sandbox_id, "could not be asked whether it stands still", "warn", cause=str(error))
             return

@@ -5,6 +5,7 @@ A VM ends with its build; what is left of one by a crash is ended by `reconcile`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ from agentenv.orchestrator.templates import resolve
 from agentenv.template.workshop import Base, Bench
 
 T = TypeVar("T")
+_LOOK_MS = 1_000  # between looks whether the VM of a running command is still there
 
 
 class VmWorkshop:
@@ -111,7 +113,17 @@ class VmBench:
 
     async def run(self, command: Command, on_output: OnOutput, deadline_s: float, on_start: OnStart = lambda: None) -> Ended:
         """Run a command to its end."""
-        return await self._parts.guest.execute(self._namespace(), command, on_output, deadline_s, on_start)
+        work = self._parts.guest.execute(self._namespace(), command, on_output, deadline_s, on_start)
+        running, lost = asyncio.ensure_future(work), asyncio.ensure_future(self._until_lost())
+        try:  # a VM that is ended takes nobody's connection down: its network is gone before it
+            await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done() and not (self._is_lost() and isinstance(running.exception(), Internal)):
+                return running.result()
+            raise self._lost()
+        finally:
+            for task in (running, lost):
+                task.cancel()
+            await asyncio.wait({running, lost})
 
     async def look(self, owner: str, path: str) -> Place:
         """Numbers of an owner, and what a path is."""
@@ -173,6 +185,14 @@ class VmBench:
             sandbox = self._parts.store.sandbox(self.sandbox_id)
             if sandbox is not None and sandbox.state is not State.KILLED:
                 await delete.end(self._parts, sandbox, "the build needs it no longer")
+
+    async def _until_lost(self) -> None:
+        while not self._is_lost():
+            await self._parts.clock.sleep_ms(_LOOK_MS)
+
+    def _is_lost(self) -> bool:
+        sandbox = self._parts.store.sandbox(self.sandbox_id)
+        return sandbox is None or sandbox.vm is None
 
     def _row(self) -> Sandbox:
         sandbox = self._parts.store.sandbox(self.sandbox_id)
