@@ -15,7 +15,9 @@ from agentenv.cli.verb import json_option, verb
 @account_options
 @json_option
 def command(template: str, name: str, username: str | None, password_stdin: bool, as_json: bool) -> None:
-    """Publish the root file system of TEMPLATE as the image NAME and print its digest.
+    """Publish a template's disk as an image.
+
+    The digest of the image NAME is printed.
 
     The image has the template's user, folder and variables, and layers in overlaybd's native form: nodes start from it
     while it is still in the registry. Layers that the registry has are not sent again.
