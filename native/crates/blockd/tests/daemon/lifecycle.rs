@@ -10,6 +10,7 @@ use serde_json::{json, Value};
 use crate::rig::{blockd, content, open_rw, Daemon};
 use crate::MIB;
 
+/// E16.
 #[test]
 fn a_killed_daemon_comes_back_to_the_last_flush() {
     let mut daemon = Daemon::start();

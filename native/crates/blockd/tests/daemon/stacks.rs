@@ -181,6 +181,7 @@ fn a_busy_stack_closes_only_by_force() {
     assert_eq!(read(&disk, 0, 512), [7; 512]);
 }
 
+/// E01: nothing of the former content is left in the page cache.
 #[test]
 fn a_read_only_stack_refuses_writes_and_a_reused_name_shows_new_content() {
     let daemon = Daemon::start();
