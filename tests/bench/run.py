@@ -27,6 +27,7 @@ import blocks
 import bounds
 import proxy
 
+from agentenv.client import Checkpoint
 from limit import Bare, for_node, restore_and_run
 from local_node import node
 
@@ -60,10 +61,10 @@ def summary(samples: list[float]) -> dict[str, float]:
 
 
 def create_and_resume(bare: Bare) -> dict[str, Any]:
-    """Create, pause and resume in turn with the bare restore."""
-    from e2b import Sandbox
+    """Create, checkpoint, rollback, snapshot, pause and resume in turn with the bare restore."""
+    from agentenv.client import Sandbox
 
-    found: dict[str, list[float]] = {"limit": [], "create": [], "pause": [], "resume": []}
+    found: dict[str, list[float]] = {name: [] for name in ("limit", "create", "checkpoint", "rollback", "snapshot", "pause", "resume")}
     for _ in range(N):
         found["limit"].append(restore_and_run(bare, COMMAND))
 
@@ -74,6 +75,17 @@ def create_and_resume(bare: Bare) -> dict[str, Any]:
 
         took, sandbox = ms(create)
         found["create"].append(took)
+        took, kept = ms(sandbox.checkpoint)
+        found["checkpoint"].append(took)
+
+        def back(kept: Checkpoint = kept, sandbox: Sandbox = sandbox) -> None:
+            kept.rollback()
+            sandbox.commands.run(COMMAND)
+
+        found["rollback"].append(ms(back)[0])
+        took, snapshot = ms(sandbox.create_snapshot)
+        found["snapshot"].append(took)
+        Sandbox.delete_snapshot(snapshot.snapshot_id)
         found["pause"].append(ms(sandbox.pause)[0])
         found["resume"].append(ms(lambda sandbox=sandbox: sandbox.connect(timeout=600).commands.run(COMMAND))[0])
         sandbox.kill()
@@ -223,6 +235,7 @@ def report(result: dict[str, Any]) -> bool:
     held = {
         "create -> first output, ratio to the limit": (times["create"]["p50_ms"] / limit, 1.4),
         "resume -> first output, ratio to the limit": (times["resume"]["p50_ms"] / limit, 1.4),
+        "rollback -> first output, ratio to resume": (times["rollback"]["p50_ms"] / times["resume"]["p50_ms"], 1.1),
         "fork of 3, ratio to 3 creates": (forks["fork"]["p50_ms"] / forks["creates"]["p50_ms"], 1.0),
     }
     for row in result["pause"]:
@@ -235,10 +248,13 @@ def report(result: dict[str, Any]) -> bool:
         "limit": "the limit: bare VMM, first output",
         "create": "create -> first output",
         "resume": "resume -> first output",
+        "rollback": "rollback -> first output",
+        "checkpoint": "checkpoint",
+        "snapshot": "snapshot",
         "pause": "pause",
     }
     for key, name in names.items():
-        ratio = "" if key == "pause" else f"{times[key]['p50_ms'] / limit:.2f}"
+        ratio = "" if key in ("checkpoint", "snapshot", "pause") else f"{times[key]['p50_ms'] / limit:.2f}"
         table.add_row(name, f"{times[key]['p50_ms']:.0f}", f"{times[key]['p95_ms']:.0f}", ratio)
     for key, name in (("fork", f"fork of {FORK}, all answer"), ("creates", f"{FORK} creates, all answer")):
         table.add_row(name, f"{forks[key]['p50_ms']:.0f}", f"{forks[key]['p95_ms']:.0f}", "")
