@@ -132,6 +132,14 @@ class TemplatesConfig(_Section):
     )
 
 
+class WarmConfig(_Section):
+    """VMs that stand ready, so that a create only has to wake one."""
+
+    sandboxes: int = Field(0, ge=0, le=64, description="Kept ready of each template that sandboxes were lately created from; 0: none.")
+    memory_mb: int = Field(2048, ge=0, description="Most host memory for them, MiB; each counts for a quarter of its guest's memory.")
+    idle_s: int = Field(600, ge=1, description="How long after the last create from a template, seconds.")
+
+
 class ImagesConfig(_Section):
     """OCI images: where they come from, and what the node takes in."""
 
@@ -276,6 +284,7 @@ class Config(_Section):
     api: ApiConfig = ApiConfig()
     guest: GuestConfig = GuestConfig()
     templates: TemplatesConfig = TemplatesConfig()
+    warm: WarmConfig = WarmConfig()
     images: ImagesConfig = ImagesConfig()
     vmm: VmmConfig = VmmConfig()
     network: NetworkConfig = NetworkConfig()

@@ -17,6 +17,8 @@ from agentenv.orchestrator.network import warn_unenforced
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start
 from agentenv.orchestrator.templates import resolve
+from agentenv.orchestrator.warm import give_back
+from agentenv.orchestrator.warm_pool import WarmVm
 from agentenv.orchestrator.watch import watch
 from agentenv.volume import mounts
 
@@ -31,7 +33,7 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     sandbox = replace(
         new_sandbox(request, template, build, parts.clock.now_ms()), volume_mounts=mounts.resolve(parts.volumes, request.volume_mounts)
     )
-    created = await launch(parts, sandbox, request.creation)
+    created = await _launch_any(parts, sandbox, request.creation)
     if request.unknown_fields:
         names = ", ".join(request.unknown_fields)
         await note(parts, created.sandbox_id, f"fields of its creation that this node does not know were ignored: {names}", "warn")
@@ -57,12 +59,29 @@ async def _outcome(parts: Parts, request: CreateRequest) -> StartOutcome:
         return StartOutcome(None, error.status, str(error))
 
 
+async def _launch_any(parts: Parts, sandbox: Sandbox, creation: Creation | None) -> Sandbox:
+    """Wake a VM that stands ready for it, if there is one; volumes need a server that is there before the guest runs."""
+    warm = None if sandbox.volume_mounts else parts.shared.warm.take(sandbox.snapshot_id or "", parts.clock.monotonic_ms())
+    if warm is None:
+        return await launch(parts, sandbox, creation)
+    try:
+        return await launch(parts, replace(sandbox, sandbox_id=warm.sandbox_id), creation, warm=warm)
+    finally:
+        parts.shared.background(give_back(parts, warm), f"give back {warm.sandbox_id}")
+
+
 async def launch(
-    parts: Parts, sandbox: Sandbox, creation: Creation | None = None, *, cold: bool = False, clock_behind_ms: int = 0
+    parts: Parts,
+    sandbox: Sandbox,
+    creation: Creation | None = None,
+    *,
+    cold: bool = False,
+    clock_behind_ms: int = 0,
+    warm: WarmVm | None = None,
 ) -> Sandbox:
     """Record a new sandbox and start it from its `snapshot_id`. On failure it ends as killed, with the reason.
 
-    `cold` boots it, on a machine of the sandbox's own size; else the snapshot says how large it is. `clock_behind_ms`: see `start`.
+    `cold` boots it, on a machine of the sandbox's own size; else the snapshot says how large it is. For the others see `start`.
     """
     sandbox_id = sandbox.sandbox_id
     began_ms = parts.clock.monotonic_ms()
@@ -72,7 +91,7 @@ async def launch(
             snapshot = parts.store.snapshot(sandbox.snapshot_id or "")
             if cold:
                 snapshot = replace(snapshot, machine=sandbox.machine)
-            record, vm = await start(parts, sandbox, snapshot, cold=cold, clock_behind_ms=clock_behind_ms)
+            record, vm = await start(parts, sandbox, snapshot, cold=cold, clock_behind_ms=clock_behind_ms, warm=warm)
             now_ms = parts.clock.now_ms()
             running = await parts.store.transition(
                 sandbox_id,

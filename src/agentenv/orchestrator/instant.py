@@ -88,8 +88,6 @@ async def _capture(parts: Parts, source: Sandbox, record: RunningVm, via: State,
             await parts.store.add_snapshot(captured.snapshot)
         except BaseException as error:
             await run_on(parts, sandbox_id, record, str(error) if isinstance(error, AgentEnvError) else type(error).__name__)
-            if not memory:
-                await thaw(parts, sandbox_id, record)
             raise
         await run_on(parts, sandbox_id, record)
         figures = {"stopped_ms": f"{stopped_ms:.0f}", "memory_bytes": str(captured.memory_bytes)}

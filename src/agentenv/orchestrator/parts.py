@@ -31,6 +31,7 @@ from agentenv.image.push import Publisher
 from agentenv.image.registry import Registry
 from agentenv.network.slots import SlotPool
 from agentenv.orchestrator.metric_history import MetricHistory
+from agentenv.orchestrator.warm_pool import WarmPool
 from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
@@ -77,6 +78,7 @@ class Shared:
     starts_at_once: int
     vms: dict[str, Vm] = field(default_factory=dict)  # by sandbox id
     formers: dict[str, tuple[RunningVm, Vm]] = field(default_factory=dict)  # by sandbox id: a rollback stopped it, and it may go on
+    warm: WarmPool = field(default_factory=WarmPool)
     expiry_changed: asyncio.Event = field(default_factory=asyncio.Event)
     gone_listeners: list[Callable[[str], None]] = field(default_factory=list)
     watchers: set[asyncio.Task[None]] = field(default_factory=set)

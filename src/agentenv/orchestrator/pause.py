@@ -132,7 +132,7 @@ async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = 
     except AgentEnvError as lost:
         await end(parts, sandbox, f"its VM was lost while it was captured ({cause or 'the capture itself worked'}): {lost}")
         return
-    if sandbox.state is State.PAUSING:
+    if sandbox.state is State.PAUSING or (cause and sandbox.state is State.SNAPSHOTTING):  # its disk alone may have been wanted
         await thaw(parts, sandbox_id, record)
     await parts.store.transition(sandbox_id, sandbox.state, State.RUNNING, vm=record)
     parts.shared.expiry_changed.set()

@@ -42,6 +42,7 @@ from agentenv.orchestrator import (
     sample,
     snapshot,
     templates,
+    warm,
 )
 from agentenv.orchestrator.images import Images
 from agentenv.orchestrator.layer_uses import LayerUse, layer_uses
@@ -92,7 +93,9 @@ class Orchestrator:
         """Settle the builds of an earlier server; start acting on timeouts, stalled VMs and a full disk, and reading metrics."""
         await asyncio.to_thread(self._parts.image_registry.open)
         await self._builds.open()
-        self._keepers = [asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal, sample, collect)]
+        self._keepers = [
+            asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal, sample, collect, warm)
+        ]
 
     async def close(self) -> None:
         """Let verbs under way end and let go of all VMs; they go on."""
@@ -102,6 +105,7 @@ class Orchestrator:
             await asyncio.wait(self._keepers)
         await self._builds.close()
         await self._parts.shared.settle()
+        await warm.drain(self._parts)
         for watcher in list(self._parts.shared.watchers):
             watcher.cancel()
         for vm in (*self._parts.shared.vms.values(), *(vm for _, vm in self._parts.shared.formers.values())):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,17 +19,21 @@ from pathlib import Path
 
 from agentenv.block.client import Stack
 from agentenv.core.cleanup import Cleanup
-from agentenv.core.errors import Internal
+from agentenv.core.errors import AgentEnvError, Internal
 from agentenv.core.ids import new_run_id
 from agentenv.core.model import Machine, RunningVm, Sandbox, Snapshot
+from agentenv.core.network import OPEN
 from agentenv.guest.client import GuestIdentity
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.serve_volumes import life, serve
 from agentenv.orchestrator.template_service import start_again
+from agentenv.orchestrator.warm_pool import WarmVm
 from agentenv.snapshot.capture import state_file
 from agentenv.vmm.driver import Vm, VmSpec
 from agentenv.vmm.identity import refuse_mismatch
+
+_log = logging.getLogger(__name__)
 
 
 def memory_stack_id(layers: Iterable[str]) -> str:
@@ -46,31 +51,12 @@ def blank_memory_id(memory_mb: int) -> str:
     return f"mem-blank-{memory_mb}"
 
 
-async def start(
-    parts: Parts, sandbox: Sandbox, snapshot: Snapshot, *, cold: bool = False, clock_behind_ms: int = 0
-) -> tuple[RunningVm, Vm]:
-    """Start `snapshot` as `sandbox` and return once its guest has its identity. `cold` boots it even if there is memory.
-
-    `clock_behind_ms` sets the guest's clock that much before ours, for guests that become templates. What is acquired is on
-    the sandbox's record (`vm`) and in `shared.vms`, from the first moment on and also after a failure: whoever takes it off
-    the record frees it with `stop`, and nobody else does.
-    """
-    cold = cold or not snapshot.has_memory
-    if not cold:
-        refuse_mismatch(snapshot.identity, parts.identity)
-    layers = (*snapshot.memory_layers, *snapshot.disk_layers)
-    with parts.layers.announced(*layers):  # until they are on record: a merge may take them out of the snapshot meanwhile
-        async with parts.shared.starting:
-            return await _start(parts, sandbox, snapshot, cold, clock_behind_ms)
-
-
-async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool, clock_behind_ms: int) -> tuple[RunningVm, Vm]:
-    sandbox_id = sandbox.sandbox_id
-    slot = await parts.slots.acquire(sandbox.egress)
+def plan(parts: Parts, snapshot: Snapshot, slot: int, *, cold: bool) -> RunningVm:
+    """Every name that a VM started from a snapshot will use, before anything but its slot is acquired."""
     upper = parts.layers.new_id()
-    record = RunningVm(
+    return RunningVm(
         run_id=new_run_id(),
-        slot=slot.number,
+        slot=slot,
         memory_stack=blank_memory_id(snapshot.machine.memory_mb) if cold else memory_stack_id(snapshot.memory_layers),
         disk_stack=f"disk-{upper}",
         memory_layers=() if cold else snapshot.memory_layers,
@@ -78,20 +64,73 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool,
         upper_layer=upper,
         identity=parts.identity if cold else snapshot.identity,
     )
-    try:
-        await parts.store.change(sandbox_id, vm=record)
-    except BaseException:
-        await parts.slots.release(slot.number)
-        raise
-    volume_mounts = await serve(parts, sandbox, record.run_id, slot)  # before the guest runs: it may have them mounted already
+
+
+async def launch_vm(
+    parts: Parts, sandbox_id: str, record: RunningVm, snapshot: Snapshot, slot: Slot, *, cold: bool = False
+) -> tuple[RunningVm, Vm]:
+    """Open the stacks of `record` and start its VMM; the record with its process. What exists after a failure is for `stop`."""
     memory, disk = await _open_stacks(parts, record, snapshot.machine)
     spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
     if cold:
         vm = await parts.vmm.boot(spec, parts.boot)
     else:
         vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
+    return replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks), vm
+
+
+async def start(
+    parts: Parts, sandbox: Sandbox, snapshot: Snapshot, *, cold: bool = False, clock_behind_ms: int = 0, warm: WarmVm | None = None
+) -> tuple[RunningVm, Vm]:
+    """Start `snapshot` as `sandbox` and return once its guest has its identity. `cold` boots it even if there is memory.
+
+    `clock_behind_ms` sets the guest's clock that much before ours, for guests that become templates. `warm` is a VM of the snapshot
+    that stands ready for this sandbox, and is woken. What is acquired is on the sandbox's record (`vm`) and in `shared.vms`, from
+    the first moment on and also after a failure: whoever takes it off the record frees it with `stop`, and nobody else does.
+    """
+    cold = cold or not snapshot.has_memory
+    if not cold:
+        refuse_mismatch(snapshot.identity, parts.identity)
+    layers = (*snapshot.memory_layers, *snapshot.disk_layers)
+    with parts.layers.announced(*layers):  # until they are on record: a merge may take them out of the snapshot meanwhile
+        async with parts.shared.starting:
+            if warm is not None and (woken := await _wake(parts, sandbox, warm)) is not None:
+                return woken
+            return await _start(parts, sandbox, snapshot, cold, clock_behind_ms)
+
+
+async def _wake(parts: Parts, sandbox: Sandbox, warm: WarmVm) -> tuple[RunningVm, Vm] | None:
+    """Let a warm VM become the sandbox. None when it is of no use, and freed."""
+    sandbox_id, record = sandbox.sandbox_id, warm.record
+    await parts.store.change(sandbox_id, vm=record)
+    parts.shared.vms[sandbox_id] = warm.vm
+    parts.shared.warm.handed_over(sandbox_id)
+    try:
+        if sandbox.egress != OPEN:
+            await parts.slots.apply(record.slot, sandbox.egress)
+        await warm.vm.resume()
+        slot = parts.slots.slot(record.slot)
+        await _introduce(parts, sandbox, slot, warm.vm, (), parts.config.guest.restore_deadline_s, False, 0)
+    except AgentEnvError as error:
+        _log.warning("the VM that stood ready for %s is of no use, another one is started: %s", sandbox_id, error)
+        await parts.store.change(sandbox_id, vm=None)
+        await stop(parts, sandbox_id, record, parts.shared.let_go(sandbox_id))
+        return None
+    return record, warm.vm
+
+
+async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool, clock_behind_ms: int) -> tuple[RunningVm, Vm]:
+    sandbox_id = sandbox.sandbox_id
+    slot = await parts.slots.acquire(sandbox.egress)
+    record = plan(parts, snapshot, slot.number, cold=cold)
+    try:
+        await parts.store.change(sandbox_id, vm=record)
+    except BaseException:
+        await parts.slots.release(slot.number)
+        raise
+    volume_mounts = await serve(parts, sandbox, record.run_id, slot)  # before the guest runs: it may have them mounted already
+    record, vm = await launch_vm(parts, sandbox_id, record, snapshot, slot, cold=cold)
     parts.shared.vms[sandbox_id] = vm
-    record = replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks)
     await parts.store.change(sandbox_id, vm=record)
     guest = parts.config.guest
     deadline_s = guest.boot_deadline_s if cold else guest.restore_deadline_s

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Set
 
 from agentenv.core.lifecycle import State
+from agentenv.core.model import RunningVm
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.start import memory_stack_id
 from agentenv.orchestrator.templates import all_builds, hot_snapshot_ids
@@ -83,10 +84,14 @@ def referenced(parts: Parts, leaving_out: Set[str] = frozenset()) -> set[str]:
             marks.update(snapshot.memory_layers, snapshot.disk_layers)
     for image in parts.store.images.all():
         marks.update(image.layer_ids)
-    for sandbox in parts.store.sandboxes():
-        if sandbox.vm is not None:
-            marks.update(sandbox.vm.memory_layers, sandbox.vm.disk_layers, sandbox.vm.held_layers, {sandbox.vm.upper_layer})
+    for vm in _vms(parts):
+        marks.update(vm.memory_layers, vm.disk_layers, vm.held_layers, {vm.upper_layer})
     return marks
+
+
+def _vms(parts: Parts) -> list[RunningVm]:
+    """Every VM: those of sandboxes, and those that stand ready to become one."""
+    return [*(sandbox.vm for sandbox in parts.store.sandboxes() if sandbox.vm is not None), *parts.shared.warm.records()]
 
 
 async def _close_memory(parts: Parts) -> None:
@@ -100,6 +105,6 @@ async def _close_memory(parts: Parts) -> None:
 
 def _memory_wanted(parts: Parts, stack_id: str) -> bool:
     hot = hot_snapshot_ids(parts.store)
-    return any(s.vm is not None and s.vm.memory_stack == stack_id for s in parts.store.sandboxes()) or any(
+    return any(vm.memory_stack == stack_id for vm in _vms(parts)) or any(
         snapshot.has_memory and memory_stack_id(snapshot.memory_layers) == stack_id for snapshot in map(parts.store.snapshot, hot)
     )

@@ -87,7 +87,7 @@ class FakeGuest:
         text = command.argv[-1]
         self.commands.append(text)
         code, output = self.answers_to(text)
-        if code == 0:
+        if code == 0 and text != "true":  # which changes nothing
             process.write(text[:40], "done")
         if output:
             on_output("stdout", output.encode())

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from agentenv.config.schema import Config, LimitsConfig
+from agentenv.config.schema import Config, LimitsConfig, WarmConfig
 from agentenv.core import ids, templates
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Build, CreateRequest, Machine, RunningVm, Sandbox, Snapshot
@@ -56,11 +56,13 @@ _CLOSE_DEADLINE_S = 5.0
 class FakeNode:
     """`await start_server()` first, `await close()` in the end."""
 
-    def __init__(self, folder: Path, seed: int | None = None, pool_cidr: str = "10.119.0.0/24", limits: LimitsConfig | None = None) -> None:
+    def __init__(
+        self, folder: Path, seed: int | None = None, pool_cidr: str = "10.119.0.0/24", limits: LimitsConfig | None = None, warm: int = 0
+    ) -> None:
         self.clock = ManualClock()
         self.paths = NodePaths(folder / "home", folder / "run")
         self.disk_bytes = 1 << 40
-        self.config = Config(limits=limits or LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0))
+        self.config = Config(limits=limits or LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0), warm=WarmConfig(sandboxes=warm))
         self.layout = Layout(pool_cidr, self.paths.tag)
         self.processes = FakeProcesses()
         self.devices = self.processes.devices = FakeDevices(self.paths.run / "stacks", self.processes.find)
@@ -183,8 +185,10 @@ class FakeNode:
         return sandbox
 
     def process(self, sandbox_id: str) -> FakeProcess:
-        """The living VMM of a sandbox."""
-        return next(p for p in self.processes.alive() if p.spec.name == f"aenv-{sandbox_id}")
+        """The living VMM of a sandbox. A rollback may have left another one, which is about to end."""
+        alive = [process for process in self.processes.alive() if process.spec.name == f"aenv-{sandbox_id}"]
+        vm = self.row(sandbox_id).vm
+        return next((process for process in alive if vm is not None and process.process.pid == vm.pid), alive[0])
 
     def content(self, sandbox_id: str) -> Content:
         """What a running or paused sandbox holds, by its memory; `problems` checks that its disk says the same."""
@@ -222,6 +226,7 @@ class FakeNode:
             parts.shared.expiry_changed.set()
         await parts.slots.settle()
         await sweep.sweep(parts)
+        await parts.slots.settle()  # what stands ready may have been freed meanwhile
 
     def _watching_the_dead(self) -> bool:
         return any(s.vm and self.processes.find(s.vm.pid) is None for s in self.parts.store.sandboxes())
@@ -305,7 +310,8 @@ class FakeNode:
         """What exists but no record explains."""
         store, shared = self.parts.store, self.parts.shared
         rows = [row for row in store.sandboxes() if row.state is State.RUNNING and row.vm is not None]
-        vms = [row.vm for row in rows if row.vm is not None]
+        ready = shared.warm.ready.values()
+        vms = [*(row.vm for row in rows if row.vm is not None), *(warm.record for warm in ready)]
         hot = {memory_stack_id(store.snapshot(snapshot_id).memory_layers) for snapshot_id in hot_snapshot_ids(store)}
         wanted = {r.snapshot_id for r in store.sandboxes() if r.snapshot_id} | {build.snapshot_id for build in all_builds(store)}
         wanted |= {step.snapshot_id for step in store.cached_steps.all()} | {image.snapshot_id for image in store.images.all()}
@@ -319,7 +325,13 @@ class FakeNode:
             "VMMs": ({p.process.pid for p in self.processes.alive()}, {vm.pid for vm in vms}),
             "slots": (self.network.present, {vm.slot for vm in vms}),
             "stacks": (self.devices.stack_ids - hot, stacks - hot),
-            "work folders": (set(self.paths.vms.iterdir()), {self.paths.vm(r.sandbox_id, r.vm.run_id) for r in rows if r.vm}),
+            "work folders": (
+                set(self.paths.vms.iterdir()),
+                {
+                    *(self.paths.vm(r.sandbox_id, r.vm.run_id) for r in rows if r.vm),
+                    *(self.paths.vm(w.sandbox_id, w.record.run_id) for w in ready),
+                },
+            ),
             "snapshots": ({s.snapshot_id for s in store.snapshots()}, wanted),
             "snapshot folders": ({folder.name for folder in self.paths.snapshots.iterdir()}, wanted),
             "layer files": ({path.name.split(".")[0] for path in self.parts.layers.files()}, disks),
@@ -334,6 +346,8 @@ class FakeNode:
             "unfreed": shared.unfreed,
             "expiring": shared.expiring,
             "VMs that a rollback has stopped": shared.formers,
+            "warm VMs that nobody has": [*shared.warm.making, *shared.warm.taken],
+            "warm VMs that run": [p for p in self.processes.alive() for w in ready if p.spec.name == f"aenv-{w.sandbox_id}" and p.running],
             "checkpoints of sandboxes that have ended": [
                 c for c in store.checkpoints.all() if self.row(c.sandbox_id).state is State.KILLED
             ],

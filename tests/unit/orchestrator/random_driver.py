@@ -58,7 +58,7 @@ class Driver:
 
     def __init__(self, folder: Path, seed: int) -> None:
         limits = LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0).model_copy(update={"layers_in_chain": 2})
-        self.node = FakeNode(folder, seed, limits=limits)  # chains are merged at almost every pause
+        self.node = FakeNode(folder, seed, limits=limits, warm=seed % 3)  # chains are merged at almost every pause
         self.story: list[str] = []
         self._random = random.Random(seed)
         self._known: dict[str, _Known] = {}
@@ -247,6 +247,8 @@ class Driver:
         for _ in range(4):
             for process in self.node.processes.alive():
                 sandbox_id, before = process.spec.name.removeprefix("aenv-"), process.memory
+                if self.node.parts.store.sandbox(sandbox_id) is None:
+                    continue  # it stands ready, or is about to: nobody's yet
                 state, is_locked = self.node.row(sandbox_id).state, self.node.parts.shared.is_locked(sandbox_id)
                 if state not in CAPTURING and (state is not State.RUNNING or is_locked):
                     continue  # a start that fails takes back what its guest did before anyone was told of it

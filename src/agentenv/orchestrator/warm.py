@@ -1,0 +1,160 @@
+"""Warm: VMs that stand ready, so that a create only has to wake one.
+
+A warm VM was restored from a template's snapshot as any other; its guest has answered and run a command, and stands still: it costs
+no CPU, and the memory it has diverged. It reaches no network until then, and learns who it is when a create takes it. It is on no
+record: the server frees those it has when it ends, and the next one removes what a killed one has left.
+
+Only templates that sandboxes were lately created from have some, each `warm.sandboxes`, together within `warm.memory_mb`. They are
+made one at a time, when nobody creates, and go when their template does, when it is not used for long, and when memory gets tight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+
+from agentenv.core.errors import AgentEnvError
+from agentenv.core.ids import new_sandbox_id
+from agentenv.core.model import Build, Machine
+from agentenv.core.network import OPEN, NetworkSettings, addresses
+from agentenv.guest.client import GuestIdentity
+from agentenv.guest.commands import Command, CommandRefused
+from agentenv.orchestrator.admission import admit_memory, memory_needed_mb
+from agentenv.orchestrator.parts import Parts
+from agentenv.orchestrator.start import launch_vm, plan, stop
+from agentenv.orchestrator.templates import all_builds
+from agentenv.orchestrator.warm_pool import WarmVm
+from agentenv.vmm.driver import Vm
+from agentenv.vmm.identity import refuse_mismatch
+
+_log = logging.getLogger(__name__)
+_CLOSED = addresses(NetworkSettings(), False)
+_INTERVAL_MS = 5_000
+_QUIET_MS = 200  # nobody creates: the CPU is free for what may be needed next
+_RETRY_MS = 60_000  # after a failure: whatever it is, it is not worth CPU all the time
+_COMMAND_DEADLINE_S = 60.0
+
+
+async def run(parts: Parts) -> None:
+    """Keep what `warm.sandboxes` asks for until cancelled."""
+    pool = parts.shared.warm
+    while parts.config.warm.sandboxes:
+        pool.changed.clear()
+        wait_ms = _INTERVAL_MS
+        try:
+            await _free_unwanted(parts)
+            while (build := _lacking(parts)) is not None:
+                await _quiet(parts)
+                await asyncio.shield(parts.shared.background(_make(parts, build), f"warm VM of {build.build_id}"))
+        except Exception as error:  # noqa: BLE001 - a fault in getting ahead must not end it for good
+            wait_ms = _RETRY_MS
+            _log.warning("a VM could not be started in advance: %s", error, exc_info=not isinstance(error, AgentEnvError))
+        await _wait(parts, wait_ms)
+
+
+async def drain(parts: Parts) -> None:
+    """Free all that stand ready."""
+    await asyncio.gather(*(_free(parts, warm) for warm in list(parts.shared.warm.ready.values())))
+
+
+async def give_back(parts: Parts, warm: WarmVm) -> None:
+    """Free one that was taken, unless a sandbox's record has it."""
+    if parts.shared.warm.handed_over(warm.sandbox_id) is not None:
+        await stop(parts, warm.sandbox_id, warm.record, warm.vm)
+
+
+async def _free(parts: Parts, warm: WarmVm) -> None:
+    if parts.shared.warm.ready.pop(warm.sandbox_id, None) is not None:
+        work = stop(parts, warm.sandbox_id, warm.record, warm.vm)
+        await asyncio.shield(parts.shared.background(work, f"free {warm.sandbox_id}"))
+
+
+async def _free_unwanted(parts: Parts) -> None:
+    pool = parts.shared.warm
+    oldest_ms = parts.clock.monotonic_ms() - 1000 * parts.config.warm.idle_s
+    there = {build.snapshot_id for build in all_builds(parts.store)}
+    for snapshot_id, wanted_at_ms in list(pool.wanted_at_ms.items()):
+        if wanted_at_ms < oldest_ms or snapshot_id not in there:
+            del pool.wanted_at_ms[snapshot_id]
+    for warm in list(pool.ready.values()):
+        if warm.snapshot_id not in pool.wanted_at_ms or not _has_memory(parts, warm.machine, spare=False):
+            await _free(parts, warm)
+
+
+def _lacking(parts: Parts) -> Build | None:
+    """The build that was asked for last of those that have too few, if there is memory for one more."""
+    pool, limits = parts.shared.warm, parts.config.warm
+    builds = {build.snapshot_id: build for build in all_builds(parts.store)}
+    held_mb = sum(memory_needed_mb(warm.machine) for warm in pool.ready.values())
+    for snapshot_id in sorted(pool.wanted_at_ms, key=lambda snapshot_id: -pool.wanted_at_ms[snapshot_id]):
+        build = builds.get(snapshot_id)
+        if build is None or not parts.store.snapshot(snapshot_id).has_memory or len(pool.of(snapshot_id)) >= limits.sandboxes:
+            continue
+        machine = parts.store.snapshot(snapshot_id).machine
+        if held_mb + memory_needed_mb(machine) <= limits.memory_mb and _has_memory(parts, machine, spare=True):
+            return build
+    return None
+
+
+def _has_memory(parts: Parts, machine: Machine, *, spare: bool) -> bool:
+    """Whether the host has memory for one more sandbox; `spare`: for one more than that."""
+    twice = replace(machine, memory_mb=2 * machine.memory_mb)
+    try:
+        admit_memory(parts, twice if spare else machine)
+    except AgentEnvError:
+        return False
+    return True
+
+
+async def _make(parts: Parts, build: Build) -> None:
+    """One more that stands ready. On failure nothing is left."""
+    snapshot = parts.store.snapshot(build.snapshot_id)
+    refuse_mismatch(snapshot.identity, parts.identity)
+    sandbox_id, pool = new_sandbox_id(), parts.shared.warm
+    with parts.layers.announced(*snapshot.memory_layers, *snapshot.disk_layers), parts.shared.using(snapshot.snapshot_id):
+        slot = await parts.slots.acquire(_CLOSED)
+        record = pool.making[sandbox_id] = plan(parts, snapshot, slot.number, cold=False)
+        vm: Vm | None = None
+        try:
+            record, vm = await launch_vm(parts, sandbox_id, record, snapshot, slot)
+            await _try_out(parts, sandbox_id, slot.namespace, build)
+            await vm.pause()
+            await parts.slots.apply(slot.number, OPEN)  # it stands still; whoever takes it sets what holds for it
+            pool.ready[sandbox_id] = WarmVm(sandbox_id, snapshot.snapshot_id, snapshot.machine, record, vm)
+            _log.info("%s stands ready, of snapshot %s", sandbox_id, snapshot.snapshot_id)
+        except BaseException:
+            await stop(parts, sandbox_id, record, vm)
+            raise
+        finally:
+            del pool.making[sandbox_id]
+
+
+async def _try_out(parts: Parts, sandbox_id: str, namespace: str, build: Build) -> None:
+    """Once what every sandbox does first: whatever that needs of host and guest is in memory, and translated if the VMM translates."""
+    identity = GuestIdentity(
+        sandbox_id, "", "", dns_servers=parts.config.guest.dns_servers, default_user=build.user, default_workdir=build.workdir
+    )
+    await parts.guest.initialise(namespace, identity, parts.config.guest.restore_deadline_s)
+    with contextlib.suppress(CommandRefused):  # an image without a shell
+        await parts.guest.execute(
+            namespace, Command.in_login_shell("true", build.user, build.workdir), lambda *_: None, _COMMAND_DEADLINE_S
+        )
+
+
+async def _quiet(parts: Parts) -> None:
+    """Wait until nobody has created anything for a moment."""
+    pool = parts.shared.warm
+    while (since_ms := parts.clock.monotonic_ms() - max(pool.wanted_at_ms.values(), default=0.0)) < _QUIET_MS:
+        await parts.clock.sleep_ms(_QUIET_MS - since_ms)
+
+
+async def _wait(parts: Parts, wait_ms: int) -> None:
+    sleep = asyncio.create_task(parts.clock.sleep_ms(wait_ms))
+    waits = {sleep, asyncio.create_task(parts.shared.warm.changed.wait())} if wait_ms == _INTERVAL_MS else {sleep}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

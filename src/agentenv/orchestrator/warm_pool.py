@@ -1,0 +1,52 @@
+"""The warm VMs of one server process: plain bookkeeping, no I/O. `warm` makes them, creates take them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from agentenv.core.model import Machine, RunningVm
+from agentenv.vmm.driver import Vm
+
+
+@dataclass(frozen=True, slots=True)
+class WarmVm:
+    """A VM that stands ready to become the sandbox `sandbox_id`, which is not there yet."""
+
+    sandbox_id: str
+    snapshot_id: str
+    machine: Machine
+    record: RunningVm
+    vm: Vm
+
+
+@dataclass
+class WarmPool:
+    """By sandbox id. Invariant: until a sandbox's record has it, a VM is in exactly one of `making`, `ready` and `taken`."""
+
+    making: dict[str, RunningVm] = field(default_factory=dict)
+    ready: dict[str, WarmVm] = field(default_factory=dict)
+    taken: dict[str, WarmVm] = field(default_factory=dict)
+    wanted_at_ms: dict[str, float] = field(default_factory=dict)  # by snapshot: when a create last asked for one, monotonic
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def records(self) -> list[RunningVm]:
+        """Of every VM that no sandbox has: what they use is in use."""
+        return [*self.making.values(), *(warm.record for warm in (*self.ready.values(), *self.taken.values()))]
+
+    def of(self, snapshot_id: str) -> list[WarmVm]:
+        """Those that are ready."""
+        return [warm for warm in self.ready.values() if warm.snapshot_id == snapshot_id]
+
+    def take(self, snapshot_id: str, now_ms: float) -> WarmVm | None:
+        """One that is ready, if there is one: `taken` until `handed_over`, and until then the caller's to free. Notes the demand."""
+        self.wanted_at_ms[snapshot_id] = now_ms
+        self.changed.set()
+        found = next(iter(self.of(snapshot_id)), None)
+        if found is not None:
+            self.taken[found.sandbox_id] = self.ready.pop(found.sandbox_id)
+        return found
+
+    def handed_over(self, sandbox_id: str) -> WarmVm | None:
+        """A taken one that is somebody's from now on; None when it was that already."""
+        return self.taken.pop(sandbox_id, None)
