@@ -194,8 +194,10 @@ def test_users_of_images(images: Images) -> None:
     found = {}
     for number, user in enumerate(USERS):
         name = images.push(f"users:{number}", small(), layer(*ACCOUNTS), run={"User": user, "WorkingDir": "/"})
-        sandbox = images.start(images.build(f"img-user-{number}", Template().from_image(name)))
-        said = execute(sandbox, "/bin/busybox", "id").stdout.partition(" groups=")[0].strip()
+        sandbox = images.start(images.build(f"img-user-{number}", Template().from_image(name).run_cmd("id > /tmp/who")))
+        shown = execute(sandbox, "/bin/busybox", "id").stdout
+        assert sandbox.files.read("/tmp/who", user="root") == shown, "steps and sandboxes have the same user and groups"
+        said = shown.partition(" groups=")[0].strip()
         home = next(line for line in execute(sandbox, "/bin/env").stdout.splitlines() if line.startswith("HOME="))
         found[user] = (said, home.removeprefix("HOME="))
         sandbox.kill()

@@ -50,12 +50,15 @@ class Command:
         return cls(("/bin/sh", "-c", script, "sh", command), user, workdir, dict(env_vars or {}), access_token)
 
     def headers(self) -> dict[bytes | str, bytes | str]:
-        """Of the request that starts it; the user travels as a name without a password."""
+        """Of the request that starts it; the user travels as a name without a password, and a group of `user:group` beside it."""
+        name, _, group = self.user.partition(":")
         found: dict[bytes | str, bytes | str] = {
             "Content-Type": "application/connect+json",
             "Connect-Protocol-Version": "1",
-            "Authorization": "Basic " + base64.b64encode(f"{self.user}:".encode()).decode(),
+            "Authorization": "Basic " + base64.b64encode(f"{name}:".encode()).decode(),
         }
+        if group:
+            found["X-User-Group"] = group
         return found | {"X-Access-Token": self.access_token} if self.access_token else found
 
     def body(self) -> bytes:

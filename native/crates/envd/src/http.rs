@@ -193,8 +193,17 @@ pub async fn discard(mut body: Incoming) {
     let _slow = tokio::time::timeout(REFUSED_BODY_WAIT, read).await;
 }
 
-/// User name of a Basic authorization header; it never carries a credential (contract section 3.1).
+/// User name of a Basic authorization header; it never carries a credential (contract section 3.1). Beyond the contract,
+/// `X-User-Group` names the group to be of, as in `user:group`.
 pub fn basic_user(headers: &HeaderMap) -> Option<String> {
+    let name = basic_name(headers)?;
+    match header(headers, "x-user-group") {
+        Some(group) => Some(format!("{name}:{group}")),
+        None => Some(name),
+    }
+}
+
+fn basic_name(headers: &HeaderMap) -> Option<String> {
     let value = header(headers, AUTHORIZATION)?;
     let (scheme, rest) = value.split_once(' ')?;
     if !scheme.eq_ignore_ascii_case("basic") {
@@ -296,5 +305,8 @@ mod tests {
         );
         assert_eq!(basic_user(&headers("Basic Og==")), None);
         assert_eq!(basic_user(&headers("Bearer dXNlcjo=")), None);
+        let mut grouped = headers("Basic dXNlcjo=");
+        grouped.insert("x-user-group", HeaderValue::from_static("staff"));
+        assert_eq!(basic_user(&grouped).as_deref(), Some("user:staff"));
     }
 }
