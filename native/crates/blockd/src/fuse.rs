@@ -1,8 +1,8 @@
 //! The file system: one flat directory, one regular file for each open stack.
 //!
 //! Requests are served by several threads; each runs its I/O to the end, so a
-//! slow read holds up only its own thread. A read that may wait for a registry goes to
-//! a thread that is for such reads. Attributes and names are cached by
+//! slow read holds up only its own thread. What may have to wait for a registry goes to
+//! a thread that is for such requests. Attributes and names are cached by
 //! the kernel for long: they change only when a stack is closed, which
 //! invalidates its name. Invariant: nothing here changes the set of stacks.
 
@@ -33,8 +33,8 @@ const CACHE_TTL: Duration = Duration::from_secs(365 * 24 * 3600);
 const MAX_WRITE_BYTES: u32 = 1 << 20;
 /// Read-ahead requests the kernel may have outstanding.
 const MAX_BACKGROUND_REQUESTS: u16 = 64;
-/// Reads that may wait for a registry at the same time.
-const MAX_WAITING_READS: usize = 64;
+/// Requests that may wait for a registry at the same time.
+const MAX_WAITING: usize = 64;
 /// Block size told to `stat`.
 const BLOCK_BYTES: u32 = 4096;
 
@@ -57,7 +57,7 @@ impl StackFs {
         StackFs {
             registry,
             started: SystemTime::now(),
-            waiting: Crew::new("remote-read", MAX_WAITING_READS),
+            waiting: Crew::new("remote-stack", MAX_WAITING),
         }
     }
 
@@ -121,6 +121,30 @@ impl StackFs {
     }
 }
 
+impl StackFs {
+    /// Answers a request that may take long. On a stack whose reads may wait for a
+    /// registry it does so on another thread, since also a write can have to wait for
+    /// such a read: that must not hold up the stacks whose layers are all here.
+    fn serve<R: Send + 'static>(
+        &self,
+        inode: INodeNo,
+        reply: R,
+        refuse: fn(R, Errno),
+        work: impl FnOnce(&Entry, R) + Send + 'static,
+    ) {
+        let Some(entry) = self.registry.by_inode(inode.0) else {
+            return refuse(reply, Errno::ESTALE);
+        };
+        if !entry.stack.may_wait() {
+            return work(&entry, reply);
+        }
+        self.waiting.run(move || {
+            work(&entry, reply);
+            entry.stack.settle();
+        });
+    }
+}
+
 fn on_stack<R>(
     entry: &Entry,
     what: &'static str,
@@ -133,6 +157,13 @@ fn on_stack<R>(
         }
         errno
     })
+}
+
+fn answer_write(entry: &Entry, data: &[u8], offset: u64, reply: ReplyWrite) {
+    match on_stack(entry, "write", |entry| entry.stack.write_at(data, offset)) {
+        Ok(()) => reply.written(data.len() as u32),
+        Err(errno) => reply.error(errno),
+    }
 }
 
 fn answer_read(entry: &Entry, offset: u64, size: u32, reply: ReplyData) {
@@ -267,16 +298,9 @@ impl Filesystem for StackFs {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let Some(entry) = self.registry.by_inode(inode.0) else {
-            return reply.error(Errno::ESTALE);
-        };
-        if entry.stack.may_wait() {
-            // It must not hold up the stacks whose layers are all here.
-            return self
-                .waiting
-                .run(move || answer_read(&entry, offset, size, reply));
-        }
-        answer_read(&entry, offset, size, reply);
+        self.serve(inode, reply, ReplyData::error, move |entry, reply| {
+            answer_read(entry, offset, size, reply);
+        });
     }
 
     fn write(
@@ -291,10 +315,15 @@ impl Filesystem for StackFs {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        match self.with(inode, "write", |entry| entry.stack.write_at(data, offset)) {
-            Ok(()) => reply.written(data.len() as u32),
-            Err(errno) => reply.error(errno),
+        let Some(entry) = self.registry.by_inode(inode.0) else {
+            return reply.error(Errno::ESTALE);
+        };
+        if !entry.stack.may_wait() {
+            return answer_write(&entry, data, offset, reply);
         }
+        let data = data.to_vec();
+        self.waiting
+            .run(move || answer_write(&entry, &data, offset, reply));
     }
 
     fn flush(
@@ -305,8 +334,10 @@ impl Filesystem for StackFs {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        let result = self.with(inode, "flush", |entry| entry.stack.flush());
-        finish(reply, result);
+        self.serve(inode, reply, ReplyEmpty::error, |entry, reply| {
+            let result = on_stack(entry, "flush", |entry| entry.stack.flush());
+            finish(reply, result);
+        });
     }
 
     fn fsync(
@@ -317,8 +348,10 @@ impl Filesystem for StackFs {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        let result = self.with(inode, "fsync", |entry| entry.stack.flush());
-        finish(reply, result);
+        self.serve(inode, reply, ReplyEmpty::error, |entry, reply| {
+            let result = on_stack(entry, "fsync", |entry| entry.stack.flush());
+            finish(reply, result);
+        });
     }
 
     fn fallocate(
@@ -337,18 +370,20 @@ impl Filesystem for StackFs {
             // A stack has no space to reserve ahead.
             return reply.error(Errno::EOPNOTSUPP);
         }
-        let result = self.with(inode, "discard", |entry| {
-            let limit = entry.stack.virtual_size_bytes();
-            let end = offset.saturating_add(length).min(limit);
-            if !entry.is_writable() {
-                return Err(StackError::ReadOnly);
-            }
-            if offset < end {
-                entry.stack.discard(offset, end - offset)?;
-            }
-            Ok(())
+        self.serve(inode, reply, ReplyEmpty::error, move |entry, reply| {
+            let result = on_stack(entry, "discard", |entry| {
+                let limit = entry.stack.virtual_size_bytes();
+                let end = offset.saturating_add(length).min(limit);
+                if !entry.is_writable() {
+                    return Err(StackError::ReadOnly);
+                }
+                if offset < end {
+                    entry.stack.discard(offset, end - offset)?;
+                }
+                Ok(())
+            });
+            finish(reply, result);
         });
-        finish(reply, result);
     }
 
     fn lseek(

@@ -7,6 +7,7 @@
 //!   one piece) are made alone, so two of them in one sector both survive.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -131,6 +132,7 @@ pub struct Stack {
     unsynced: Mutex<Vec<Arc<FileBlob>>>,
     /// Told of each read, if set. Apart from `state`, which a slow read may hold.
     recorder: RwLock<Option<Arc<Recorder>>>,
+    may_wait: AtomicBool,
 }
 
 impl Stack {
@@ -177,6 +179,7 @@ impl Stack {
             return Err(StackError::NoSize);
         }
         let lowers = Arc::new(lowers);
+        let may_wait = AtomicBool::new(may_wait(&lowers));
         Ok(Stack {
             opener: opener.clone(),
             virtual_size_bytes,
@@ -184,12 +187,14 @@ impl Stack {
             sector_writes: RwLock::new(()),
             unsynced: Mutex::new(Vec::new()),
             recorder: RwLock::default(),
+            may_wait,
         })
     }
 
     /// A read-only stack over opened layers (offline tools).
     pub fn from_lowers(lowers: Lowers, virtual_size_bytes: u64) -> Stack {
         let lowers = Arc::new(lowers);
+        let may_wait = AtomicBool::new(may_wait(&lowers));
         Stack {
             opener: Opener::default(),
             virtual_size_bytes,
@@ -200,6 +205,7 @@ impl Stack {
             sector_writes: RwLock::new(()),
             unsynced: Mutex::new(Vec::new()),
             recorder: RwLock::default(),
+            may_wait,
         }
     }
 
@@ -213,11 +219,18 @@ impl Stack {
         self.state.read().upper.is_some()
     }
 
-    /// Whether a read may have to wait for another machine.
+    /// Whether a read may have to wait for another machine. Takes no lock: such a read
+    /// may hold one for long.
     pub fn may_wait(&self) -> bool {
-        let state = self.state.read();
-        let mut layers = state.lowers.layers.iter();
-        layers.any(|layer| layer.blob().may_wait())
+        self.may_wait.load(Ordering::Relaxed)
+    }
+
+    /// Looks again whether reads may have to wait: layers become local while in use.
+    pub fn settle(&self) {
+        if let Some(state) = self.state.try_read() {
+            self.may_wait
+                .store(may_wait(&state.lowers), Ordering::Relaxed);
+        }
     }
 
     /// Files of the sealed layers, bottom first.
@@ -482,6 +495,7 @@ impl Stack {
         if !Arc::ptr_eq(&state.lowers, &before) {
             return Err(StackError::NoSuchRun);
         }
+        self.may_wait.store(may_wait(&after), Ordering::Relaxed);
         state.lowers = Arc::new(after);
         Ok(())
     }
@@ -549,6 +563,11 @@ impl Stack {
             virtual_size_bytes: self.virtual_size_bytes,
         })
     }
+}
+
+fn may_wait(lowers: &Lowers) -> bool {
+    let mut layers = lowers.layers.iter();
+    layers.any(|layer| layer.blob().may_wait())
 }
 
 /// `[start, end)` in pieces that bound the work of one lookup.

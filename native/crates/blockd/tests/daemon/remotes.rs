@@ -165,6 +165,19 @@ fn a_registry_that_hangs_holds_up_only_what_needs_it() {
             })
             .collect();
         std::thread::sleep(Duration::from_millis(300));
+        // A seal waits for the reads, and all else of that stack for the seal.
+        let sealer = scope.spawn(|| {
+            let seal = json!({"upper": daemon.upper("sealed"), "sync": false});
+            daemon.ok("POST", "/v1/stacks/slow/seal", &seal)
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let writers: Vec<_> = (0..20_u64)
+            .map(|number| {
+                let slow = &slow;
+                scope.spawn(move || slow.write_all_at(b"mine", number * 4096).unwrap())
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(200));
         let started = Instant::now();
         assert_eq!(read(&local, 10_000_000, 4096), bytes[10_000_000..][..4096]);
         assert!(
@@ -176,6 +189,10 @@ fn a_registry_that_hangs_holds_up_only_what_needs_it() {
         readers
             .into_iter()
             .for_each(|reader| reader.join().unwrap());
+        sealer.join().unwrap();
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().unwrap());
     });
 }
 
