@@ -1,6 +1,7 @@
 """What starting from an image in a registry costs: read as needed beside downloaded whole, in turn, in one run.
 
-`.venv/bin/python tests/bench/lazy.py`, with no node up. Needs root, docker-registry and skopeo (`tools/setup.sh tests`), 6 GiB of disk and
+`.venv/bin/python tests/bench/lazy.py`, with no node up; with an `AENV_NODE_HOME` in which no earlier run has left layers that
+build steps keep for a while, or fewer bytes are counted. Needs root, docker-registry and skopeo (`tools/setup.sh tests`), 6 GiB of disk and
 some minutes: a template with `AENV_BENCH_LAZY_MB` (default 1024) of bytes that do not compress is made and pushed to a registry on
 loopback. Then it is built from, twice, from the same registry: the time is that from the call to the answer of the first
 command in the guest, the bytes are those that the registry says it sent until then. Exits 1 when a bound is broken.
