@@ -103,6 +103,7 @@ class PauseBody(Body):
 
     memory: bool = True
     require_healthy_guest: bool = Field(False, alias="requireHealthyGuest")
+    durable: bool = False  # an extension: answer when it would survive a crash of the machine
 
 
 class ConnectBody(Body):
@@ -180,6 +181,7 @@ class SnapshotBody(Body):
 
     name: str | None = None
     memory: bool = True
+    durable: bool = False  # an extension, as with a pause
 
 
 class CheckpointBody(Body):
@@ -187,6 +189,7 @@ class CheckpointBody(Body):
 
     name: str | None = None
     memory: bool = True
+    durable: bool = False
 
 
 class RollbackBody(Body):

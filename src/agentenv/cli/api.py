@@ -77,9 +77,10 @@ class Api:
         headers = {"Idempotency-Key": str(uuid.uuid4())}
         return dict(self._call("POST", "/v2/sandboxes", body, headers=headers, deadline_s=CHANGE_DEADLINE_S)[0])
 
-    def pause(self, sandbox_id: str, *, memory: bool = True) -> None:
+    def pause(self, sandbox_id: str, *, memory: bool = True, durable: bool = False) -> None:
         """Pause, with its memory or with the disk alone; Conflict is the caller's to judge by the exit code."""
-        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", {"memory": memory}, deadline_s=CHANGE_DEADLINE_S)
+        body = {"memory": memory, "durable": durable}
+        self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/pause", body, deadline_s=CHANGE_DEADLINE_S)
 
     def connect(self, sandbox_id: str, timeout_s: int | None, *, memory: bool = True) -> dict[str, Any]:
         """Make it run, for at least `timeout_s` from now; without `memory` a paused one boots from its disk. Never shortens its life."""
@@ -121,14 +122,14 @@ class Api:
         """Mark a template as public or private."""
         self._call("PATCH", f"/v2/templates/{_segment(name)}", {"public": public})
 
-    def create_snapshot(self, sandbox_id: str, name: str | None) -> dict[str, Any]:
+    def create_snapshot(self, sandbox_id: str, name: str | None, *, durable: bool = False) -> dict[str, Any]:
         """Keep a sandbox as it is now."""
-        body = {} if name is None else {"name": name}
+        body = {"durable": durable} | ({} if name is None else {"name": name})
         return dict(self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/snapshots", body, deadline_s=CHANGE_DEADLINE_S)[0])
 
-    def create_checkpoint(self, sandbox_id: str, name: str | None, memory: bool) -> dict[str, Any]:
+    def create_checkpoint(self, sandbox_id: str, name: str | None, *, memory: bool, durable: bool = False) -> dict[str, Any]:
         """Keep a sandbox as it is now, for itself to go back to."""
-        body = {"memory": memory} | ({} if name is None else {"name": name})
+        body: dict[str, Any] = {"memory": memory, "durable": durable} | ({} if name is None else {"name": name})
         return dict(self._call("POST", f"/sandboxes/{_segment(sandbox_id)}/checkpoints", body, deadline_s=CHANGE_DEADLINE_S)[0])
 
     def checkpoints(self, sandbox_id: str) -> list[dict[str, Any]]:

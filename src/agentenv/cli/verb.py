@@ -194,6 +194,9 @@ def user_options(function: Function) -> Function:
     return function
 
 
+durable_option = click.option("--durable", is_flag=True, help="Wait until it would survive a crash of the machine.")
+
+
 def _pairs(_ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in values:

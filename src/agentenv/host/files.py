@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -15,6 +16,7 @@ from agentenv.core.errors import Conflict, StorageFull
 from agentenv.core.storage import DiskUse
 
 _WARM_CHUNK_BYTES = 1 << 20
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -47,6 +49,17 @@ def disk_use(folder: Path) -> DiskUse:
     """How full the file system with `folder` is."""
     usage = shutil.disk_usage(folder)
     return DiskUse(usage.used, usage.free)
+
+
+def write_out(folder: Path) -> None:
+    """Have the kernel write all that was written to the file system with `folder` until now to its device. Blocks. OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _LIBC.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from agentenv.core.paths import NodePaths
 from agentenv.core.storage import DiskUse
 from agentenv.guest.client import GuestClient
 from agentenv.host.file_cache import FileCache
-from agentenv.host.files import disk_use
+from agentenv.host.files import disk_use, write_out
 from agentenv.image.convert import Converter
 from agentenv.image.native import NativeImages
 from agentenv.image.push import Publisher
@@ -69,6 +69,7 @@ class Parts:
     native_images: NativeImages
     image_publisher: Publisher
     disk_use: Callable[[Path], DiskUse] = disk_use
+    write_out: Callable[[Path], None] = write_out
 
 
 @dataclass

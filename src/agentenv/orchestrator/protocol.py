@@ -128,6 +128,10 @@ class Orchestrator(Protocol):
         """
         ...
 
+    async def write_out(self) -> None:
+        """What calls have answered until now survives a crash of the machine, too, once this has returned. Internal."""
+        ...
+
     async def connect(self, sandbox_id: str, timeout_s: int, memory: bool = True) -> tuple[Sandbox, bool]:
         """Make it run and last at least `timeout_s` from now (never shortens). True when it had to be resumed.
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from agentenv.core.errors import Conflict, InvalidInput
+from agentenv.core.errors import Conflict, Internal, InvalidInput
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import (
     Build,
@@ -206,6 +206,16 @@ class Orchestrator:
     async def pause(self, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
         """Capture and free."""
         await self._whole(pause.pause(self._parts, sandbox_id, memory, require_healthy_guest), "pause")
+
+    async def write_out(self) -> None:
+        """Put what has been promised until now beyond a crash of the machine."""
+        try:
+            await asyncio.to_thread(self._parts.write_out, self._parts.paths.home)
+        except OSError as error:
+            raise Internal(
+                f"it was done, but the node's disk could not be written out: {error.strerror}",
+                "it survives the end of any process, and maybe not a crash of the machine; look at the disk",
+            ) from error
 
     async def connect(self, sandbox_id: str, timeout_s: int, memory: bool = True) -> tuple[Sandbox, bool]:
         """Make it run and last."""

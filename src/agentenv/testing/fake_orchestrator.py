@@ -150,6 +150,7 @@ class FakeOrchestrator:
     def __init__(self, clock: Clock | None = None, templates: Iterable[Template] | None = None, sandboxes_running: int = 200) -> None:
         self.clock: Clock = clock or SystemClock()
         self.sandboxes_running = sandboxes_running
+        self.written_out = 0
         self.hung: set[str] = set()  # sandboxes whose guest does not answer
         self._sandboxes: dict[str, Sandbox] = {}
         self._book = TemplateBook(templates if templates is not None else [make_template()], self._sandboxes)
@@ -301,6 +302,11 @@ class FakeOrchestrator:
             self._alive(sandbox_id)
             mode = "full" if memory else "filesystem"
             self._move(sandbox_id, State.PAUSED, snapshot_id=ids.new_snapshot_id(), pause_mode=mode, guest_unresponsive=unresponsive)
+
+    async def write_out(self) -> None:
+        """Count it."""
+        await self._work("write_out")
+        self.written_out += 1
 
     async def connect(self, sandbox_id: str, timeout_s: int, memory: bool = True) -> tuple[Sandbox, bool]:
         """Make it run and last at least `timeout_s` from now."""

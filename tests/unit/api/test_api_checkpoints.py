@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agentenv.core.errors import LimitReached, StorageFull
+from agentenv.core.errors import Internal, LimitReached, StorageFull
 from agentenv.testing.fake_orchestrator import FakeOrchestrator
 
 
@@ -100,3 +100,21 @@ async def test_a_repeated_call_gets_the_same_sandboxes(client: httpx.AsyncClient
     assert len((await client.get("/v2/sandboxes")).json()) == 3
     other = await client.post("/v2/sandboxes", json={**body, "count": 2}, headers=headers)
     assert other.status_code == 422
+
+
+@pytest.mark.parametrize("verb", ["snapshots", "checkpoints", "pause"])
+async def test_durable_answers_when_all_is_written_out(client: httpx.AsyncClient, orchestrator: FakeOrchestrator, verb: str):
+    sandbox_id = await create(client)
+    if verb != "pause":
+        await client.post(f"/sandboxes/{sandbox_id}/{verb}", json={})
+        assert orchestrator.written_out == 0
+    assert (await client.post(f"/sandboxes/{sandbox_id}/{verb}", json={"durable": True})).is_success
+    assert orchestrator.written_out == 1
+
+
+async def test_a_disk_that_cannot_be_written_out_is_told(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    sandbox_id = await create(client)
+    orchestrator.fail_next("write_out", Internal("it was done, but the node's disk could not be written out: Input/output error"))
+    response = await client.post(f"/sandboxes/{sandbox_id}/pause", json={"durable": True})
+    assert (response.status_code, "it was done" in response.json()["message"]) == (500, True)
+    assert orchestrator.peek(sandbox_id).state == "paused"

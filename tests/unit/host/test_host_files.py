@@ -54,3 +54,12 @@ def test_a_lock_is_for_one_at_a_time(tmp_path: Path) -> None:
         take_twice()
     with files.locked(tmp_path / "lock", "testing"):
         pass
+
+
+def test_a_file_system_is_written_out_by_any_of_its_folders(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    files.write_out(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        files.write_out(tmp_path / "nothing")
+    with pytest.raises(NotADirectoryError):
+        files.write_out(tmp_path / "file")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_orchestrator_fail_at_step import VERBS
 
-from agentenv.core.errors import AgentEnvError, HostNotReady
+from agentenv.core.errors import AgentEnvError, HostNotReady, Internal
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Creation
 from agentenv.testing.fake_node import FakeNode
@@ -234,3 +236,14 @@ async def test_a_repeated_creation_is_known_if_the_first_came_to_run(ram_path: P
         assert await node.orchestrator.created_by("caller:key") is None
     assert await node.orchestrator.created_by("caller:other") is None
     await node.close()
+
+
+async def test_writing_out_says_what_the_disk_said(node: FakeNode) -> None:
+    await node.orchestrator.write_out()
+
+    def broken(_folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    node.parts.write_out = broken
+    with pytest.raises(Internal, match=r"it was done, but .* Input/output error"):
+        await node.orchestrator.write_out()

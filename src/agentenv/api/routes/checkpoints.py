@@ -21,6 +21,8 @@ async def create(
 ) -> CheckpointView:
     """Keep this instant of a running or paused sandbox, or its disk alone; it goes on. 409 when the name is taken."""
     kept = await context.orchestrator.checkpoint(sandbox_id, body.name or "", body.memory)
+    if body.durable:
+        await context.orchestrator.write_out()
     return checkpoint_view(kept, is_current=True)
 
 

@@ -44,6 +44,8 @@ async def kill(context: Context, sandbox_id: SandboxId) -> Response:
 async def pause(context: Context, sandbox_id: SandboxId, body: Annotated[PauseBody, Depends(json_body(PauseBody))]) -> Response:
     """Save memory and disk, or the disk alone, and free the rest; 409 when paused already, 503 when the guest must answer and does not."""
     await context.orchestrator.pause(sandbox_id, body.memory, body.require_healthy_guest)
+    if body.durable:
+        await context.orchestrator.write_out()
     return Response(status_code=204)
 
 

@@ -24,6 +24,8 @@ router = APIRouter()
 async def create(context: Context, sandbox_id: SandboxId, body: Annotated[SnapshotBody, Depends(json_body(SnapshotBody))]) -> SnapshotView:
     """Keep this instant of a running or paused sandbox, or its disk alone; it goes on. A name there is already gets one more build."""
     template, tag = await context.orchestrator.snapshot(sandbox_id, body.name, body.memory)
+    if body.durable:
+        await context.orchestrator.write_out()
     return snapshot_view(template, tag)
 
 
