@@ -32,7 +32,7 @@ from agentenv.guest.initramfs import Initramfs
 from agentenv.guest.kernel import Kernel
 from agentenv.host import files, native
 from agentenv.host.doctor import kvm_kind
-from agentenv.host.open_files import raise_open_files
+from agentenv.host.process_limits import lift_file_size, raise_open_files
 from agentenv.host.tsc import tsc_khz
 from agentenv.image.convert import Converter
 from agentenv.image.native import NativeImages
@@ -180,6 +180,7 @@ def base_builder(parts: Parts, recipe: Recipe) -> BaseBuilder:
 async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
     """All adapters of a node, opened; closed in the end without touching VMs or blockd."""
     paths = paths_of(config)
+    lift_file_size(4 * config.guest.disk_mb << 20)  # a disk that overwrites and discards leaves holes in its file
     for folder in (paths.home, paths.run, paths.vms, paths.log):
         folder.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
