@@ -96,6 +96,7 @@ def images(node: Node, place: RealRegistry, work: Path) -> Iterator[Images]:
 
 
 def test_a_static_program_alone(images: Images, tmp_path: Path) -> None:
+    """F02, F11: nothing of the image is needed to make its folder and user, or to run its program."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "data").write_bytes(b"from the host\n" * 100_000)
     (tmp_path / "sub" / "link").symlink_to("data")
@@ -160,6 +161,7 @@ def test_a_step_that_needs_a_shell_where_there_is_none_says_so(images: Images) -
 
 
 def test_a_small_system_without_accounts_or_bash(images: Images) -> None:
+    """F11: another shell, no accounts."""
     name = images.push("small:1", small())
     template = Template().from_image(name).run_cmd("id > who; echo started").set_start_cmd("touch /tmp/up; exec cat", "stat /tmp/up")
     sandbox = images.start(images.build("img-small", template))
@@ -191,6 +193,7 @@ USERS = {
 
 
 def test_users_of_images(images: Images) -> None:
+    """F04: numbers, names, groups, and those that no file knows."""
     found = {}
     for number, user in enumerate(USERS):
         name = images.push(f"users:{number}", small(), layer(*ACCOUNTS), run={"User": user, "WorkingDir": "/"})

@@ -167,6 +167,7 @@ def test_tls_and_a_password(layout: Layout, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("refuse", "refuse_from"), [(1, 0), (2, 3)])
 def test_a_registry_that_limits_its_callers_is_waited_for(refuse: int, refuse_from: int, layout: Layout, tmp_path: Path) -> None:
+    """F17: as long as it says."""
     with limiting_registry(layout.folder, refuse=refuse, refuse_from=refuse_from, retry_after_s=2) as place:
         image = _pull(_registry(tmp_path, place.host), f"{place.host}/team/tool:1")
         assert len(image.manifest.layers) == len(LAYERS)

@@ -353,6 +353,7 @@ async def test_ready_is_asked_until_it_says_yes(rig: Rig):
 
 
 async def test_never_ready_says_what_it_said_last(rig: Rig):
+    """F13, F16: the reason is in the error."""
     rig.workshop.answers_to = lambda command: (3, "port closed") if command == "ok?" else (0, "")
     job = await rig.build(start_command="serve", ready_command="ok?")
     assert (job.status, job.failure.step) == ("error", "finalize")
@@ -360,6 +361,7 @@ async def test_never_ready_says_what_it_said_last(rig: Rig):
 
 
 async def test_a_start_command_that_fails(rig: Rig):
+    """F13, F16: the reason is in the error."""
     rig.workshop.answers_to = lambda command: (1, "no such module") if command == "serve" else (1, "") if command == "ok?" else (0, "")
     job = await rig.build(start_command="serve", ready_command="ok?")
     assert "the start command failed: exit status 1\nno such module" in job.failure.message
