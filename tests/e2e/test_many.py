@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from e2b import Sandbox
 
 COUNT = 20
-TABLES = ("templates", "snapshots", "cached_steps")
+TABLES = ("templates", "snapshots", "cached_steps", "images")
 
 
 def test_twenty_at_once(node):
@@ -30,20 +30,20 @@ def test_twenty_at_once(node):
 
 
 def kept_layers(node) -> set[str]:
-    """The layer files that templates, snapshots and the cache of build steps reach, by the node's own records."""
+    """The layers that templates, snapshots, images and the cache of build steps reach, by the node's own records."""
     with contextlib.closing(sqlite3.connect(f"file:{node.home / 'node.db'}?mode=ro", uri=True)) as records:
         rows = {table: [json.loads(body) for (body,) in records.execute(f"SELECT body FROM {table}")] for table in TABLES}
     named = {build["snapshot_id"] for template in rows["templates"] for build in template["builds"]}
-    named |= {step["snapshot_id"] for step in rows["cached_steps"]}
+    named |= {row["snapshot_id"] for table in ("cached_steps", "images") for row in rows[table]}
     snapshots = [snapshot for snapshot in rows["snapshots"] if snapshot["snapshot_id"] in named]
-    return {f"{layer}.lsmt" for snapshot in snapshots for layer in (*snapshot["memory_layers"], *snapshot["disk_layers"])}
+    return {layer for snapshot in snapshots for layer in (*snapshot["memory_layers"], *snapshot["disk_layers"])}
 
 
 def test_nothing_of_the_dead_remains(node):
-    """Slots, VMs, disks and layer files of killed sandboxes are gone; only those of templates, snapshots and cached steps are left."""
+    """Slots, VMs, disks and layer files of killed sandboxes are gone; only those of templates, images and cached steps are left."""
     end = time.monotonic() + 20
     while True:
-        left = {path.name for path in (node.home / "layers").iterdir()} - kept_layers(node)
+        left = {path.name.split(".")[0] for path in (node.home / "layers").iterdir()} - kept_layers(node)
         vms = list((node.run / "vms").iterdir())
         stacks = [path.name for path in (node.run / "stacks").iterdir()]
         if not left and not vms and all(name.startswith("mem-") for name in stacks):

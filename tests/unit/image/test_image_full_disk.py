@@ -120,9 +120,15 @@ async def test_a_killed_converter_is_an_error_and_the_next_one_makes_the_same(de
         assert not task.done()
         await asyncio.sleep(0.001)
     await asyncio.sleep(delay_ms / 1000)
-    os.kill(pids[0], signal.SIGKILL)
-    with pytest.raises(Internal, match="imagefs failed with status -9"):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pids[0], signal.SIGKILL)
+    try:
         await task
+    except Internal as error:
+        assert "imagefs failed with status -9" in error.message  # noqa: PT017 - it may also be done
+    else:
+        assert delay_ms >= 30, "a kill in the middle went unnoticed"  # a quick machine is done by then
+        return
     before = taken_for_whole(work)
     converted = await convert(layout, work)
     assert converted.layer_ids[-1] not in before
