@@ -1,8 +1,7 @@
 """The node's images: pulled or brought as a file, converted once, recorded, and given to builds as disks to start from.
 
 Invariants: while one image is pulled everybody who asks for it waits for that pull; its layers are announced to the sweep from
-before they are made until the record names them; a name belongs to the record that got it last, and a record that loses its last
-name goes. Work under way reaches its end when callers leave: the next one finds it done.
+before they are made until the record names them. Work under way reaches its end when callers leave: the next one finds it done.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from agentenv.core.errors import (
     DataCorrupt,
     DeadlineExceeded,
     InvalidInput,
-    NotFound,
     PermissionDenied,
     StorageFull,
     Unavailable,
@@ -31,19 +29,17 @@ from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, ImageConfig, 
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.host.command import Progress, no_progress
 from agentenv.host.files import require_free
-from agentenv.image import archives, native, reference
+from agentenv.image import archives, native
 from agentenv.image.credentials import Credentials, credentials_of
 from agentenv.image.native import NativeDisk
 from agentenv.image.registry import LocalImage, ResolvedImage
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.flights import Flights
+from agentenv.orchestrator.image_book import ImageBook
 from agentenv.orchestrator.parts import Parts
-from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.template.workshop import Base
 
 _FETCHES_AT_ONCE = 3  # each holds a thread, of which asyncio has as few as six
-_SHORT_DIGEST_MIN = 6
-_NAMES_LOCK = "image names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,48 +54,12 @@ class _Made:
     imported: bool
 
 
-class Images:
-    """Implements `template.workshop.BaseImages`. All methods belong to one event loop."""
+class Images(ImageBook):
+    """Implements `template.workshop.BaseImages`: the record, and how images come into it."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._flights: Flights[Image] = Flights(parts.shared, "image", _FETCHES_AT_ONCE)
-
-    # --- what is recorded
-
-    def all(self) -> list[Image]:
-        """Every recorded image, the one used last first."""
-        return sorted(self._parts.store.images.all(), key=lambda image: (image.used_at_ms, image.digest), reverse=True)
-
-    def find(self, text: str) -> Image:
-        """By name, by digest, or by the beginning of a digest. NotFound, InvalidInput (it could be several)."""
-        wanted = text.strip()
-        images = self._parts.store.images.all()
-        digits = wanted.removeprefix("sha256:")
-        if len(digits) >= _SHORT_DIGEST_MIN and not set(digits) - set("0123456789abcdef"):
-            found = [image for image in images if image.digest.removeprefix("sha256:").startswith(digits)]
-            if len(found) > 1:
-                raise InvalidInput(f"the digests of {len(found)} images begin with '{digits}'", "give more of it")
-            if found:
-                return found[0]
-        named = self._named(str(reference.parse(wanted, self._parts.config.images.default_registry)))
-        if named is None:
-            raise NotFound(
-                f"image '{wanted[:200]}' is not on this node", "`aenv images` lists those there are; `aenv image pull` gets others"
-            )
-        return named
-
-    async def remove(self, text: str) -> Image:
-        """Forget a name and, with its last one, the image. Its bytes go with the next sweep unless something else reaches them."""
-        async with self._parts.shared.locked(_NAMES_LOCK):
-            image = self.find(text)
-            name = next((name for name in image.names if name == _canonical(text, self._parts.config.images.default_registry)), None)
-            left = tuple(other for other in image.names if other != name) if name else ()
-            await self._name(image, left)
-        sweep_soon(self._parts)
-        return replace(image, names=left)
-
-    # --- how they come
 
     async def pull(self, text: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Image:
         """The image that a name means at its registry now, with all its layers made. It is asked for at every call.
@@ -107,7 +67,7 @@ class Images:
         A registry that cannot be reached is no reason to refuse an image that is here. `progress` is called on the event loop.
         InvalidInput, PermissionDenied, NotFound, Unavailable, DataCorrupt, StorageFull, HostNotReady, DeadlineExceeded.
         """
-        name = str(self._parse(text))
+        name = str(self.parse(text))
         key = (name, credentials.username, credentials.password) if credentials else (name,)
         return await self._flights.join(key, lambda report: self._pull(name, credentials, report), progress)
 
@@ -116,14 +76,14 @@ class Images:
 
         It is recorded as `name`. The file stays the caller's. InvalidInput, DataCorrupt, StorageFull.
         """
-        wanted = self._parse(name)
+        wanted = self.parse(name)
         if wanted.digest:
             raise InvalidInput(f"image '{name}': an image that comes as a file is called NAME or NAME:TAG, without a digest")
         return await self._flights.join(("file", new_snapshot_id()), lambda report: self._bring(source, str(wanted), report), progress)
 
     async def receive(self, name: str, chunks: AsyncIterator[bytes], progress: Progress = no_progress) -> Image:
         """`bring` what arrives in pieces; a file is kept for that time alone. InvalidInput also when it is too large."""
-        self._parse(name)
+        self.parse(name)
         limit_bytes = self._parts.config.images.layer_max_mb << 20
         folder = self._parts.paths.cache / "images"
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,9 +110,9 @@ class Images:
                 told.add(step)
                 on_progress(step.removesuffix(" (bytes)"))
 
-        name = str(self._parse(reference))
-        image = self._named(name)
-        if image is None or not image.imported or not self._is_current(image):
+        name = str(self.parse(reference))
+        image = self.named(name)
+        if image is None or not image.imported or not self.is_current(image):
             image = await self.pull(reference, credentials_of(registry), tell)
         else:
             await self._parts.store.images.put(replace(image, used_at_ms=self._parts.clock.now_ms()))
@@ -176,17 +136,17 @@ class Images:
         try:
             resolved = await asyncio.to_thread(self._parts.image_registry.resolve, name, credentials)
         except (Unavailable, DeadlineExceeded) as error:
-            known = self._named(name)
-            if known is None or not self._is_current(known):
+            known = self.named(name)
+            if known is None or not self.is_current(known):
                 raise
             report(f"use {known.digest}, which is on this node: {error.message}", None, None)
-            return await self._record(known, name)
+            return await self.record(known, name)
         async with self._parts.shared.locked(resolved.digest):
             known = self._parts.store.images.get(resolved.digest)
-            if known is not None and self._is_current(known):
+            if known is not None and self.is_current(known):
                 if credentials is not None and resolved.manifest.native:
                     await self._adopt_layers(resolved, credentials, report)  # blockd forgets logins when it restarts
-                return await self._record(replace(known, imported=False), name)
+                return await self.record(replace(known, imported=False), name)
             return await self._fetch(resolved, credentials, name, report)
 
     async def _fetch(self, resolved: ResolvedImage, credentials: Credentials | None, name: str, report: Progress) -> Image:
@@ -259,26 +219,7 @@ class Images:
             self._parts.paths.snapshot(snapshot_id).mkdir(parents=True)
             machine = replace(self._machine, disk_mb=made.disk_mb)
             await self._parts.store.add_snapshot(Snapshot(snapshot_id, machine, self._parts.identity, (), image.layer_ids, now_ms))
-            return await self._record(image, name)
-
-    async def _record(self, image: Image, name: str) -> Image:
-        """Record the image as called `name`, which it takes from whatever had it, and as used now."""
-        async with self._parts.shared.locked(_NAMES_LOCK):
-            former = self._parts.store.images.get(image.digest)
-            names = () if former is None else former.names
-            recorded = replace(image, names=tuple(dict.fromkeys((name, *names))), used_at_ms=self._parts.clock.now_ms())
-            await self._parts.store.images.put(recorded)
-            for other in self._parts.store.images.all():
-                if other.digest != image.digest and name in other.names:
-                    await self._name(other, tuple(theirs for theirs in other.names if theirs != name))
-                    sweep_soon(self._parts)
-            return recorded
-
-    async def _name(self, image: Image, names: tuple[str, ...]) -> None:
-        if names:
-            await self._parts.store.images.put(replace(image, names=names))
-        else:
-            await self._parts.store.images.remove(image.digest)
+            return await self.record(image, name)
 
     # --- small things
 
@@ -301,22 +242,6 @@ class Images:
             image=config,
         )
 
-    def _is_current(self, image: Image) -> bool:
-        """Whether it was converted as this node converts now, and its files are there."""
-        is_so = all(map(native.is_native, image.layer_ids)) or list(image.layer_ids) == self._parts.image_converter.planned(
-            image.config.diff_ids
-        )
-        return is_so and all(self._parts.layers.path(layer_id).exists() for layer_id in image.layer_ids)
-
-    def _named(self, name: str) -> Image | None:
-        found = (image for image in self._parts.store.images.all() if name in image.names)
-        return max(found, key=lambda image: image.used_at_ms, default=None)  # two have it when a crash came between their records
-
-    def _parse(self, text: str) -> reference.ImageReference:
-        wanted = reference.parse(text, self._parts.config.images.default_registry)
-        reference.check_allowed(wanted, self._parts.config.images.allow, self._parts.config.images.deny)
-        return wanted
-
     async def _require_free(self, more_bytes: int = 0) -> None:
         await make_room(self._parts)
         require_free(self._parts.paths.home, more_bytes + (self._parts.config.limits.disk_reserve_mb << 20), "an image")
@@ -325,10 +250,3 @@ class Images:
 def _literal(kind: StepKind, argument: str) -> Step:
     """A step whose argument holds no variables, whatever it looks like."""
     return Step(kind, (argument.replace("$", "\\$"),))
-
-
-def _canonical(text: str, default_registry: str) -> str:
-    try:
-        return str(reference.parse(text, default_registry))
-    except InvalidInput:
-        return ""  # a digest
