@@ -7,7 +7,6 @@ is in the page cache, in turn, round by round; medians are compared. `AENV_BENCH
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import socket
@@ -257,13 +256,5 @@ def report(result: dict[str, Any]) -> bool:
     return good
 
 
-def main() -> None:
-    """Measure and report. Exits 1 when a bound is broken."""
-    result = measure()
-    good = report(result)
-    err.print_json(json.dumps(result["bounds"]))
-    sys.exit(0 if good else 1)
-
-
 if __name__ == "__main__":
-    main()
+    bounds.run(measure, report)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+
+def run(measure: Callable[[], dict[str, Any]], report: Callable[[dict[str, Any]], bool]) -> None:
+    """One part of the bench by itself: measure, report, print the bounds as JSON. Exits 1 when one is broken."""
+    result = measure()
+    good = report(result)
+    Console(stderr=True).print_json(json.dumps(result["bounds"]))
+    sys.exit(0 if good else 1)
 
 
 def report(out: Console, title: str, bounds: Mapping[str, tuple[float, str]], found: Iterable[float]) -> tuple[dict[str, Any], bool]:

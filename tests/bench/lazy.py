@@ -141,13 +141,5 @@ def report(result: dict[str, Any]) -> bool:
     return good
 
 
-def main() -> None:
-    """Measure and report."""
-    result = measure()
-    good = report(result)
-    err.print_json(json.dumps(result["bounds"]))
-    sys.exit(0 if good else 1)
-
-
 if __name__ == "__main__":
-    main()
+    bounds.run(measure, report)

@@ -181,6 +181,11 @@ class RunningVm:
     held_layers: tuple[str, ...] = ()
     identity: VmIdentity | None = None  # of the snapshot it was restored from, or of the host that booted it; its snapshots have the same
 
+    @property
+    def layer_ids(self) -> tuple[str, ...]:
+        """Every layer that it reads, writes, or that its next snapshot builds on."""
+        return (*self.memory_layers, *self.disk_layers, *self.held_layers, self.upper_layer)
+
 
 @dataclass(frozen=True, slots=True)
 class Volume:

@@ -9,7 +9,7 @@ from agentenv.core.errors import LimitReached
 from agentenv.core.ids import new_checkpoint_id
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Checkpoint, Sandbox
-from agentenv.orchestrator.delete import missing
+from agentenv.orchestrator.delete import alive
 from agentenv.orchestrator.instant import instant
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.sweep import sweep_soon
@@ -52,9 +52,7 @@ async def checkpoint(parts: Parts, sandbox_id: str, name: str, memory: bool = Tr
 async def remove(parts: Parts, sandbox_id: str, reference: str) -> None:
     """Forget a checkpoint; those that descend from it stay, below its parent. NotFound."""
     async with parts.shared.locked(tree(sandbox_id)):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
+        sandbox = alive(parts, sandbox_id)
         present = of_sandbox(parts, sandbox_id)
         gone = checkpoints.named(present, sandbox_id, reference)
         for child in checkpoints.orphans(present, gone):

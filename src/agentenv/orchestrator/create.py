@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError
@@ -46,15 +46,16 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
 
 async def create_many(parts: Parts, requests: Sequence[CreateRequest]) -> list[StartOutcome]:
     """Start several at once. An error that concerns all (no such template, no room for even one) fails the call; others are outcomes."""
-    for request in requests:
-        _, build = resolve(parts.store, request.template)
+    for template in {request.template for request in requests}:
+        _, build = resolve(parts.store, template)
         admit(parts, build.machine)
-    return list(await asyncio.gather(*(_outcome(parts, request) for request in requests)))
+    return list(await asyncio.gather(*(outcome_of(create(parts, request)) for request in requests)))
 
 
-async def _outcome(parts: Parts, request: CreateRequest) -> StartOutcome:
+async def outcome_of(start: Awaitable[Sandbox]) -> StartOutcome:
+    """What comes of one of several starts; its own error does not end the others."""
     try:
-        return StartOutcome(await create(parts, request))
+        return StartOutcome(await start)
     except AgentEnvError as error:
         return StartOutcome(None, error.status, str(error))
 

@@ -17,6 +17,14 @@ def missing(sandbox_id: str) -> NotFound:
     return NotFound(f"Sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it")
 
 
+def alive(parts: Parts, sandbox_id: str) -> Sandbox:
+    """The record of a sandbox that has not ended and is not about to. NotFound."""
+    sandbox = parts.store.sandbox(sandbox_id)
+    if sandbox is None or sandbox.state in _ENDED:
+        raise missing(sandbox_id)
+    return sandbox
+
+
 async def kill(parts: Parts, sandbox_id: str) -> None:
     """End a running or paused sandbox. NotFound when there is none, or it has been killed before."""
     sandbox = parts.store.sandbox(sandbox_id)

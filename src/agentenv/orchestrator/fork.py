@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from agentenv.core.errors import AgentEnvError
 from agentenv.core.ids import new_sandbox_id, new_token
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Sandbox, StartOutcome
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.collect import make_room
-from agentenv.orchestrator.create import launch
+from agentenv.orchestrator.create import launch, outcome_of
 from agentenv.orchestrator.instant import instant
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import sweep_soon
@@ -31,12 +30,12 @@ async def fork(parts: Parts, sandbox_id: str, count: int, timeout_s: int) -> lis
     await make_room(parts)
     with contextlib.ExitStack() as held:  # beyond the lock: the source may be killed while its children start
         source, snapshot_id = await instant(parts, sandbox_id, State.FORKING, check, held, parts.config.limits.layers_in_chain)
-        outcomes = await asyncio.gather(*(_child(parts, source, snapshot_id, timeout_s) for _ in range(count)))
+        outcomes = await asyncio.gather(*(outcome_of(_child(parts, source, snapshot_id, timeout_s)) for _ in range(count)))
     sweep_soon(parts)
     return list(outcomes)
 
 
-async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int) -> StartOutcome:
+async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int) -> Sandbox:
     now_ms = parts.clock.now_ms()
     child = replace(
         source,
@@ -54,8 +53,5 @@ async def _child(parts: Parts, source: Sandbox, snapshot_id: str, timeout_s: int
         checkpoint_id="",
         reason="",
     )
-    try:
-        admit(parts, child.machine)
-        return StartOutcome(await launch(parts, child))
-    except AgentEnvError as error:
-        return StartOutcome(None, error.status, str(error))
+    admit(parts, child.machine)
+    return await launch(parts, child)

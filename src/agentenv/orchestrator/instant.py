@@ -16,7 +16,7 @@ from agentenv.core.model import RunningVm, Sandbox
 from agentenv.host.files import require_free
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact
-from agentenv.orchestrator.delete import missing
+from agentenv.orchestrator.delete import alive
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.pause import live_vm, plan_capture, run_on, take, thaw
 from agentenv.orchestrator.resume import refuse_unresponsive
@@ -39,9 +39,7 @@ async def instant(
     `most_layers` are merged afterwards. NotFound, Conflict, StorageFull; the source runs on after any failure.
     """
     async with parts.shared.locked(sandbox_id):
-        source = parts.store.sandbox(sandbox_id)
-        if source is None or source.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
+        source = alive(parts, sandbox_id)
         check(source)
         if source.state is State.PAUSED and source.snapshot_id is not None:
             if memory:

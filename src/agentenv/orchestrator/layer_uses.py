@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentenv.core.lifecycle import State
 from agentenv.orchestrator.parts import Parts
@@ -31,7 +29,7 @@ async def layer_uses(parts: Parts) -> list[LayerUse]:
     for user, layers in _named(parts):
         for layer_id in layers:
             users[layer_id][user] = None
-    sizes = await asyncio.to_thread(lambda: _sizes(parts.layers.files()))
+    sizes = await asyncio.to_thread(parts.layers.sizes)
     found = [LayerUse(layer_id, size_bytes, tuple(users[layer_id])) for layer_id, size_bytes in sizes.items()]
     return sorted(found, key=lambda layer: (-layer.size_bytes, layer.layer_id))
 
@@ -49,16 +47,8 @@ def _named(parts: Parts) -> Iterator[tuple[str, Iterable[str]]]:
             continue
         yield f"sandbox {sandbox.sandbox_id}", snapshots.get(sandbox.snapshot_id or "", ())
         if (vm := sandbox.vm) is not None:
-            yield f"sandbox {sandbox.sandbox_id}", (*vm.memory_layers, *vm.disk_layers, *vm.held_layers, vm.upper_layer)
+            yield f"sandbox {sandbox.sandbox_id}", vm.layer_ids
     for kept in store.checkpoints.all():
         yield f"checkpoint of {kept.sandbox_id}", snapshots.get(kept.snapshot_id, ())
     for step in store.cached_steps.all():
         yield f"build step {step.key[:12]}", snapshots.get(step.snapshot_id, ())
-
-
-def _sizes(files: Iterable[Path]) -> dict[str, int]:
-    sizes: dict[str, int] = defaultdict(int)
-    for path in files:
-        with contextlib.suppress(FileNotFoundError):  # a sweep takes some meanwhile
-            sizes[path.name.split(".", 1)[0]] += path.stat().st_blocks * 512
-    return dict(sizes)

@@ -8,7 +8,7 @@ from agentenv.core.errors import Conflict
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Sandbox
 from agentenv.core.network import NetworkSettings, unenforced
-from agentenv.orchestrator.delete import missing
+from agentenv.orchestrator.delete import alive
 from agentenv.orchestrator.parts import Parts, note
 
 
@@ -19,9 +19,7 @@ async def set_network(parts: Parts, sandbox_id: str, wanted: NetworkSettings, al
     When the slot cannot be changed the record is taken back.
     """
     async with parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
+        sandbox = alive(parts, sandbox_id)
         if sandbox.state is not State.RUNNING or sandbox.vm is None:
             raise Conflict(f"sandbox {sandbox_id} is {sandbox.state}", "resume it first: its network can be changed while it runs")
         kept = sandbox.network

@@ -13,7 +13,7 @@ from agentenv.core.model import PauseMode, RunningVm, Sandbox, Snapshot
 from agentenv.host.files import require_free
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact
-from agentenv.orchestrator.delete import end, missing
+from agentenv.orchestrator.delete import alive, end
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import stop
 from agentenv.orchestrator.sweep import sweep_soon
@@ -34,9 +34,7 @@ async def pause(parts: Parts, sandbox_id: str, memory: bool = True, require_heal
 
 async def pause_held(parts: Parts, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
     """`pause` for a caller that holds the sandbox's lock."""
-    sandbox = parts.store.sandbox(sandbox_id)
-    if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-        raise missing(sandbox_id)
+    sandbox = alive(parts, sandbox_id)
     if sandbox.state is not State.RUNNING or sandbox.vm is None:
         raise Conflict(f"sandbox {sandbox_id} is {sandbox.state} already")
     await make_room(parts)

@@ -11,7 +11,7 @@ from agentenv.core.model import OnTimeout, Sandbox
 from agentenv.orchestrator.admission import admit
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact_if_endless
-from agentenv.orchestrator.delete import missing
+from agentenv.orchestrator.delete import alive
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.start import start, stop
 from agentenv.orchestrator.sweep import sweep_soon
@@ -25,9 +25,7 @@ async def connect(parts: Parts, sandbox_id: str, timeout_s: int, memory: bool = 
     """
     await compact_if_endless(parts, sandbox_id)
     async with parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
+        sandbox = alive(parts, sandbox_id)
         if sandbox.state is State.PAUSED:
             return await _resume(parts, sandbox, timeout_s, memory, sandbox.on_timeout), True
         if sandbox.state is not State.RUNNING:
@@ -46,9 +44,7 @@ async def wake(parts: Parts, sandbox_id: str, timeout_s: int) -> Sandbox | None:
     """
     await compact_if_endless(parts, sandbox_id)
     async with parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
+        sandbox = alive(parts, sandbox_id)
         if sandbox.state is State.RUNNING:
             return sandbox
         asleep = sandbox.pause_mode == "filesystem" or sandbox.guest_unresponsive
@@ -61,9 +57,7 @@ async def resume(parts: Parts, sandbox_id: str, timeout_s: int, memory: bool = T
     """Resume a paused sandbox, with a new policy at its timeout if one is given. Conflict when it runs."""
     await compact_if_endless(parts, sandbox_id)
     async with parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
+        sandbox = alive(parts, sandbox_id)
         if sandbox.state is not State.PAUSED:
             raise Conflict(f"sandbox {sandbox_id} is {sandbox.state} already")
         return await _resume(parts, sandbox, timeout_s, memory, on_timeout or sandbox.on_timeout)

@@ -12,7 +12,7 @@ from agentenv.core.lifecycle import State
 from agentenv.core.model import Checkpoint, PauseMode, RunningVm, Sandbox
 from agentenv.orchestrator.admission import admit_memory
 from agentenv.orchestrator.checkpoint import of_sandbox, tree
-from agentenv.orchestrator.delete import end, missing
+from agentenv.orchestrator.delete import alive, end
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.pause import live_vm
 from agentenv.orchestrator.start import start, stop
@@ -28,9 +28,7 @@ async def rollback(parts: Parts, sandbox_id: str, reference: str = "") -> Sandbo
     `start` raises; the sandbox is as before after any failure.
     """
     async with parts.shared.locked(tree(sandbox_id)), parts.shared.locked(sandbox_id):
-        sandbox = parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED):
-            raise missing(sandbox_id)
+        sandbox = alive(parts, sandbox_id)
         target = checkpoints.target(of_sandbox(parts, sandbox_id), sandbox, reference)
         with parts.shared.using(target.snapshot_id):
             if sandbox.state is State.PAUSED:
@@ -60,7 +58,7 @@ async def _running(parts: Parts, sandbox: Sandbox, record: RunningVm, target: Ch
     former = live_vm(parts, sandbox_id)
     began_ms = parts.clock.monotonic_ms()
     snapshot = parts.store.snapshot(target.snapshot_id)
-    with parts.layers.announced(*record.memory_layers, *record.disk_layers, *record.held_layers, record.upper_layer):
+    with parts.layers.announced(*record.layer_ids):
         await parts.store.transition(sandbox_id, State.RUNNING, State.ROLLING_BACK, vm=None, snapshot_id=target.snapshot_id)
         parts.shared.gone(sandbox_id)
         parts.shared.let_go(sandbox_id)

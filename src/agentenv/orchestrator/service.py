@@ -129,8 +129,8 @@ class Orchestrator:
 
     def peek(self, sandbox_id: str) -> Sandbox:
         """`get` without waiting, for the proxy's route look-up."""
-        sandbox = self._parts.store.sandbox(sandbox_id)
-        if sandbox is None or sandbox.state in (State.KILLING, State.KILLED) or sandbox.purpose == "build":
+        sandbox = delete.alive(self._parts, sandbox_id)
+        if sandbox.purpose == "build":
             raise delete.missing(sandbox_id)
         return sandbox
 

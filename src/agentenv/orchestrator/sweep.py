@@ -85,7 +85,7 @@ def referenced(parts: Parts, leaving_out: Set[str] = frozenset()) -> set[str]:
     for image in parts.store.images.all():
         marks.update(image.layer_ids)
     for vm in _vms(parts):
-        marks.update(vm.memory_layers, vm.disk_layers, vm.held_layers, {vm.upper_layer})
+        marks.update(vm.layer_ids)
     return marks
 
 

@@ -358,5 +358,4 @@ class FakeNode:
     def _files(self, vm: RunningVm) -> list[Path]:
         """What a running VM needs: what its record names, and what its disk really has open."""
         stack = self.devices.by_id(vm.disk_stack) if vm.disk_stack in self.devices.stack_ids else None
-        named = (*vm.memory_layers, *vm.disk_layers, *vm.held_layers, vm.upper_layer)
-        return [*self.parts.layers.paths(named), *(self.devices.files(stack) if stack else ())]
+        return [*self.parts.layers.paths(vm.layer_ids), *(self.devices.files(stack) if stack else ())]

@@ -6,15 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from api_rig import create
 
 from agentenv.core.errors import Internal, LimitReached, StorageFull
 from agentenv.testing.fake_orchestrator import FakeOrchestrator
-
-
-async def create(client: httpx.AsyncClient, **fields: Any) -> str:
-    response = await client.post("/v2/sandboxes", json={"templateID": "base", **fields})
-    assert response.status_code == 201, response.text
-    return response.json()["sandboxID"]
 
 
 async def take(client: httpx.AsyncClient, sandbox_id: str, **body: Any) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
+from api_rig import create
 
 from agentenv.testing.fake_orchestrator import FakeOrchestrator, ManualClock
 
@@ -26,12 +26,6 @@ LISTED = {
     "metadata",
     "volumeMounts",
 }
-
-
-async def create(client: httpx.AsyncClient, **fields: Any) -> str:
-    response = await client.post("/v2/sandboxes", json={"templateID": "base", **fields})
-    assert response.status_code == 201, response.text
-    return response.json()["sandboxID"]
 
 
 async def ids(client: httpx.AsyncClient, query: str = "") -> list[str]:

@@ -8,16 +8,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from api_rig import create
 
 from agentenv.core.errors import StorageFull
 from agentenv.core.model import LogQuery
 from agentenv.testing.fake_orchestrator import FakeOrchestrator, ManualClock
-
-
-async def create(client: httpx.AsyncClient, **fields: Any) -> str:
-    response = await client.post("/v2/sandboxes", json={"templateID": "base", **fields})
-    assert response.status_code == 201, response.text
-    return response.json()["sandboxID"]
 
 
 async def snap(client: httpx.AsyncClient, sandbox_id: str, **body: Any) -> dict[str, Any]:
