@@ -16,9 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentenv.api.errors import error_response
 from agentenv.core.ids import new_run_id
+from agentenv.core.spans import Spans, recording, server_timing
 
 _log = logging.getLogger("agentenv.api.request")
 REQUEST_ID_HEADER = "X-Request-Id"
+TIMING_HEADER = "Server-Timing"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _PATH_LIMIT = 200  # characters of a path in the log
 
@@ -38,7 +40,10 @@ class RawPath:
 
 
 class RequestLog:
-    """Gives each request an id, logs one line when it ends, and turns a stray exception into a 500 that names that id."""
+    """Gives each request an id, logs one line when it ends, and turns a stray exception into a 500 that names that id.
+
+    A call whose steps are timed says in `Server-Timing` where its time went.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -52,16 +57,21 @@ class RequestLog:
         request_id = _request_id(scope)
         state: dict[str, Any] = scope.setdefault("state", {})
         status = 0
+        spans: Spans = {}
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (REQUEST_ID_HEADER.lower().encode(), request_id.encode())]}
+                more = [(REQUEST_ID_HEADER.lower().encode(), request_id.encode())]
+                if spans:
+                    more.append((TIMING_HEADER.lower().encode(), server_timing(spans).encode()))
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            with recording() as spans:
+                await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             _log.info("caller left before its request was read", extra={"request_id": request_id})
         except Exception:

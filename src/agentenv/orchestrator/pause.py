@@ -10,6 +10,7 @@ from agentenv.core.errors import AgentEnvError, Conflict, Unavailable
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import CAPTURING, State
 from agentenv.core.model import PauseMode, RunningVm, Sandbox, Snapshot
+from agentenv.core.spans import span
 from agentenv.host.files import require_free
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact
@@ -40,7 +41,8 @@ async def pause_held(parts: Parts, sandbox_id: str, memory: bool = True, require
     await make_room(parts)
     require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a pause")
     began_ms = parts.clock.monotonic_ms()
-    answers = await _answers(parts, sandbox_id, sandbox.vm)
+    with span("guest"):
+        answers = await _answers(parts, sandbox_id, sandbox.vm)
     if not answers and (require_healthy_guest or not memory):
         raise Unavailable(
             f"the guest of sandbox {sandbox_id} did not answer within {parts.config.guest.answer_deadline_s} s; it runs on",

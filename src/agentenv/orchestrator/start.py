@@ -23,6 +23,7 @@ from agentenv.core.errors import AgentEnvError, Internal
 from agentenv.core.ids import new_run_id
 from agentenv.core.model import Machine, RunningVm, Sandbox, Snapshot
 from agentenv.core.network import OPEN
+from agentenv.core.spans import span
 from agentenv.guest.client import GuestIdentity
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
 from agentenv.orchestrator.parts import Parts, note
@@ -70,7 +71,8 @@ async def launch_vm(
     parts: Parts, sandbox_id: str, record: RunningVm, snapshot: Snapshot, slot: Slot, *, cold: bool = False
 ) -> tuple[RunningVm, Vm]:
     """Open the stacks of `record` and start its VMM; the record with its process. What exists after a failure is for `stop`."""
-    memory, disk = await _open_stacks(parts, record, snapshot.machine)
+    with span("stacks"):
+        memory, disk = await _open_stacks(parts, record, snapshot.machine)
     spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
     if cold:
         vm = await parts.vmm.boot(spec, parts.boot)
@@ -93,10 +95,14 @@ async def start(
         refuse_mismatch(snapshot.identity, parts.identity)
     layers = (*snapshot.memory_layers, *snapshot.disk_layers)
     with parts.layers.announced(*layers):  # until they are on record: a merge may take them out of the snapshot meanwhile
-        async with parts.shared.starting:
+        with span("queue"):
+            await parts.shared.starting.acquire()
+        try:
             if warm is not None and (woken := await _wake(parts, sandbox, warm)) is not None:
                 return woken
             return await _start(parts, sandbox, snapshot, cold, clock_behind_ms)
+        finally:
+            parts.shared.starting.release()
 
 
 async def _wake(parts: Parts, sandbox: Sandbox, warm: WarmVm) -> tuple[RunningVm, Vm] | None:
@@ -108,7 +114,8 @@ async def _wake(parts: Parts, sandbox: Sandbox, warm: WarmVm) -> tuple[RunningVm
     try:
         if sandbox.egress != OPEN:
             await parts.slots.apply(record.slot, sandbox.egress)
-        await warm.vm.resume()
+        with span("wake"):
+            await warm.vm.resume()
         slot = parts.slots.slot(record.slot)
         await _introduce(parts, sandbox, slot, warm.vm, (), parts.config.guest.restore_deadline_s, False, 0)
     except AgentEnvError as error:
@@ -121,7 +128,8 @@ async def _wake(parts: Parts, sandbox: Sandbox, warm: WarmVm) -> tuple[RunningVm
 
 async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool, clock_behind_ms: int) -> tuple[RunningVm, Vm]:
     sandbox_id = sandbox.sandbox_id
-    slot = await parts.slots.acquire(sandbox.egress)
+    with span("slot"):
+        slot = await parts.slots.acquire(sandbox.egress)
     record = plan(parts, snapshot, slot.number, cold=cold)
     try:
         await parts.store.change(sandbox_id, vm=record)
@@ -186,7 +194,8 @@ async def _introduce(
     ended = asyncio.create_task(vm.ended())
     hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s, boots, clock_behind_ms))
     try:
-        await asyncio.wait({ended, hello}, return_when=asyncio.FIRST_COMPLETED)
+        with span("guest"):
+            await asyncio.wait({ended, hello}, return_when=asyncio.FIRST_COMPLETED)
         if not hello.done():
             raise Internal(f"the guest was lost while starting: {ended.result()}", "try again; if it repeats, see the server's log")
         return await hello

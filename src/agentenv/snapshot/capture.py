@@ -17,6 +17,7 @@ from agentenv.block.client import BlockClient
 from agentenv.core.clock import Clock
 from agentenv.core.model import Machine, RunningVm, Snapshot, VmIdentity
 from agentenv.core.paths import NodePaths
+from agentenv.core.spans import span
 from agentenv.snapshot.layers import LayerStore
 from agentenv.vmm.driver import Vm
 
@@ -53,10 +54,12 @@ class Capturer:
         On failure the VM has been resumed and no file is left; its disk stack is as before, or (when the answer to the
         seal was lost) already writes to the plan's fresh upper. StorageFull, Internal.
         """
-        await vm.pause()
+        with span("stop"):
+            await vm.pause()
         try:
             memory_bytes = await self._write(plan, vm, record, memory)
-            sealed = await self._blocks.seal(record.disk_stack, self._layers.upper(plan.fresh_upper))
+            with span("seal"):
+                sealed = await self._blocks.seal(record.disk_stack, self._layers.upper(plan.fresh_upper))
         except BaseException:
             await asyncio.shield(self._undo(plan, vm))
             raise
@@ -79,7 +82,8 @@ class Capturer:
             return 0
         memory = asyncio.create_task(self._blocks.capture(record.pid, record.memory_stack, self._layers.path(plan.memory_layer)))
         state = asyncio.create_task(vm.save_state(state_file(self._paths, plan.snapshot_id)))
-        await asyncio.wait({memory, state})  # both to their end: a failed one must not leave the other writing
+        with span("write"):
+            await asyncio.wait({memory, state})  # both to their end: a failed one must not leave the other writing
         await state
         return (await memory).size_bytes
 

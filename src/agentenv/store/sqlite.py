@@ -29,6 +29,7 @@ from agentenv.core.errors import AgentEnvError, Conflict, DataCorrupt, HostNotRe
 from agentenv.core.images import Image
 from agentenv.core.lifecycle import State, is_allowed
 from agentenv.core.model import Checkpoint, LogEntry, LogQuery, Sandbox, Secret, Snapshot, Template, Volume
+from agentenv.core.spans import span
 from agentenv.core.tasks import wait_done
 from agentenv.store import schema
 from agentenv.store.shelf import TableShelf
@@ -261,7 +262,8 @@ class Store:
                 raise self._refused(error) from error
 
         commit = asyncio.ensure_future(self._run(work))
-        cancelled = await wait_done(commit)
+        with span("record"):
+            cancelled = await wait_done(commit)
         commit.result()
         mirror()
         if cancelled is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, StorageFull
 from agentenv.core.model import VmIdentity
+from agentenv.core.spans import span
 from agentenv.host import process
 from agentenv.host.process import ProcessId
 from agentenv.vmm.driver import BootSpec, VmSpec
@@ -157,10 +158,12 @@ class QemuDriver:
         spec.work.mkdir(parents=True, exist_ok=True)
         argv = [*command_line(self._settings, spec, console), *extra]
         log = spec.work / "vmm.log"
-        pid = await asyncio.to_thread(process.spawn, argv, log, spec.work, spec.namespace, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        with span("spawn"):
+            pid = await asyncio.to_thread(process.spawn, argv, log, spec.work, spec.namespace, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         vm = QemuVm(pid, spec)
         try:
-            await vm.wait_started()
+            with span("load"):
+                await vm.wait_started()
         except BaseException:
             await asyncio.shield(vm.kill())
             raise
