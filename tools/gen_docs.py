@@ -9,6 +9,7 @@ Invariant: the output depends on the code alone (no time, no machine, no termina
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from agentenv.cli.exits import EXIT_CODES  # noqa: E402
 from agentenv.cli.main import cli  # noqa: E402
 from agentenv.cli.verb import SECTIONS, aliases_of, section_of, walk  # noqa: E402
 from agentenv.config.reference import default_toml, reference_page  # noqa: E402
+from agentenv.core import meetings  # noqa: E402
 from agentenv.core.errors import AgentEnvError, all_errors  # noqa: E402
 from agentenv.core.lifecycle import TRANSITIONS, VISIBLE, State  # noqa: E402
 from conformance_page import conformance_page  # noqa: E402
@@ -82,7 +84,32 @@ def lifecycle_page() -> str:
     for state in State:
         following = ", ".join(f"`{new}` ({action})" for (old, new), action in TRANSITIONS.items() if old is state)
         lines.append(f"| `{state}` | {VISIBLE.get(state, 'not found')} | {following or 'nothing: it is the end'} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_meetings()]) + "\n"
+
+
+def _meetings() -> list[str]:
+    """The tables of calls that meet at one sandbox."""
+    lines = [
+        "\n## When calls meet\n",
+        *(inspect.getdoc(meetings) or "").splitlines()[2:],
+        "\nWhat each does to a sandbox, by what it is when the call's turn comes:\n",
+        "| | running | paused | ended |\n|---|---|---|---|",
+    ]
+    for verb, outcomes in meetings.OUTCOMES.items():
+        cells = (_outcome(outcomes[state]) for state in (State.RUNNING, State.PAUSED, State.KILLED))
+        lines.append(f"| {verb} | {' | '.join(cells)} |")
+    for found in (State.RUNNING, State.PAUSED):
+        lines.append(f"\nTwo that meet at one that is {found}: what becomes of the second (column), which comes during the first (row).\n")
+        lines.append("| | " + " | ".join(meetings.OUTCOMES) + " |\n|---|" + "---|" * len(meetings.OUTCOMES))
+        for first in meetings.OUTCOMES:
+            cells = (_outcome(meetings.meeting(found, first, second)) for second in meetings.OUTCOMES)
+            lines.append(f"| {first} | {' | '.join(cells)} |")
+    lines.append("\n`timeout` is when its time is up, by its policy. `traffic` is that of a sandbox that wakes by it (`autoResume`).")
+    return lines
+
+
+def _outcome(outcome: meetings.Outcome) -> str:
+    return outcome.then.value if outcome.answer == "done" else outcome.answer
 
 
 def errors_page() -> str:

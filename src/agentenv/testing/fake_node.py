@@ -100,10 +100,9 @@ class FakeNode:
         """Let go of everything; the tasks of killed servers end too."""
         for points in self._all_points:
             points.bury()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # those that end may begin others
+            for task in tasks:
+                task.cancel()
             _, stuck = await asyncio.wait(tasks, timeout=_CLOSE_DEADLINE_S)
             if stuck:
                 raise AssertionError(f"tasks do not end: {stuck}")
