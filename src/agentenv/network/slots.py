@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -159,7 +158,11 @@ class SlotPool:
 
 
 def create(slot: Slot, denied: Sequence[str]) -> None:
-    """Namespace, tap, link to the host and rules. The link is made from inside, so no host-wide rename is needed."""
+    """Namespace, tap, link to the host and rules.
+
+    The link is made from outside, by a process of its own: from inside, its other end would go to wherever our main thread is, and
+    that enters the namespaces of other slots for moments.
+    """
     process.run(["ip", "netns", "add", slot.namespace], _COMMAND_DEADLINE_S)
     with netns.entered(slot.namespace):
         _write_sysctls()
@@ -169,14 +172,17 @@ tuntap add dev {TAP} mode tap
 link set dev {TAP} address {GATEWAY_MAC} txqueuelen 1000 up
 addr add {GATEWAY_IP}/{GUEST_PREFIX} dev {TAP}
 neigh replace {GUEST_IP} lladdr {GUEST_MAC} dev {TAP} nud permanent
-link add {UPLINK} type veth peer name {slot.veth}
 addr add {slot.inner_ip}/31 dev {UPLINK}
 link set dev {UPLINK} up
-link set dev {slot.veth} netns {os.getpid()}
 route add default via {slot.host_ip}
 """
+    outside = f"""
+link add {slot.veth} type veth peer name {UPLINK} netns {slot.namespace}
+addr add {slot.host_ip}/31 dev {slot.veth}
+link set dev {slot.veth} up
+"""
+    process.run(["ip", "-batch", "-"], _COMMAND_DEADLINE_S, outside)
     process.run(["ip", "-n", slot.namespace, "-batch", "-"], _COMMAND_DEADLINE_S, inside)
-    process.run(["ip", "-batch", "-"], _COMMAND_DEADLINE_S, f"addr add {slot.host_ip}/31 dev {slot.veth}\nlink set dev {slot.veth} up\n")
     _load_namespace_rules(slot, denied, OPEN)
 
 

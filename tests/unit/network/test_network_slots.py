@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -224,3 +225,21 @@ async def test_a_full_pool_says_so(root: None) -> None:
     finally:
         await pool.close()
         await asyncio.to_thread(remove_all, layout)
+
+
+async def test_slots_are_made_right_while_the_main_thread_is_in_another_namespace(layout: Layout) -> None:
+    pool = SlotPool(layout, DENIED, ready=0)
+    await pool.open(())
+    other = await pool.acquire()
+    making = asyncio.gather(*(pool.acquire() for _ in range(3)))
+    while not making.done():
+        with netns.entered(other.namespace):  # as whenever the server dials a guest, only longer
+            time.sleep(0.005)  # noqa: ASYNC251
+        await asyncio.sleep(0)
+    slots = making.result()
+    for slot in slots:
+        assert Path(f"/sys/class/net/{slot.veth}").exists()
+        await pool.release(slot.number)
+    await pool.release(other.number)
+    await pool.close()
+    assert _on_machine(layout) == ([], [])
