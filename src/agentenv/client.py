@@ -102,6 +102,15 @@ class Sandbox(e2b.Sandbox):
         config = ConnectionConfig(**opts)
         with httpx.Client(timeout=_DEADLINE_S, verify=_trusted()) as client:
             outcomes = _result(client.post(f"{config.api_url}/v2/sandboxes", json=wanted, headers=_headers(config)))
+        return cls._connected(outcomes, timeout, opts)
+
+    def fork_many(self, count: int, timeout: int = 300) -> list[Sandbox | e2b.SandboxException]:
+        """As `fork`, for more children than E2B's client asks for: 100 at most. They are captured once and start side by side."""
+        outcomes = self._ask("POST", "/fork", {"count": count, "timeout": timeout})
+        return self._connected(outcomes, timeout, dict(self.connection_config.get_api_params()))
+
+    @classmethod
+    def _connected(cls, outcomes: list[dict[str, Any]], timeout: int, opts: dict[str, Any]) -> list[Sandbox | e2b.SandboxException]:
         return [
             cast(Sandbox, cls.connect(outcome["sandbox"]["sandboxID"], timeout=timeout, **opts))
             if "sandbox" in outcome

@@ -38,11 +38,17 @@ def measure(crowd: Crowd) -> dict[str, Any]:
     return result
 
 
+def _children(source: Sandbox, count: int) -> list[Any]:
+    if count > 20:  # the most that the official client asks for
+        return list(source.fork_many(count, timeout=3600))
+    return list(source.fork(count=count, timeout=3600, request_timeout=DEADLINE_S))
+
+
 def _fork(crowd: Crowd, source: Sandbox, count: int) -> tuple[float, float]:
     """Durations of the call, and until every child has given its first output, in ms."""
 
     def whole() -> tuple[float, list[Any]]:
-        call_ms, children = ms(lambda: source.fork(count=count, timeout=3600, request_timeout=DEADLINE_S))
+        call_ms, children = ms(lambda: _children(source, count))
         born = [child for child in children if not isinstance(child, Exception)]
         crowd.failures += [f"fork: {child}" for child in children if isinstance(child, Exception)]
         crowd.together([partial(run, child) for child in born])

@@ -63,6 +63,18 @@ def test_many_in_one_call(options: Options, live_orchestrator: FakeOrchestrator)
             checkpoint.rollback()
 
 
+def test_a_fork_into_more_than_e2bs_client_asks_for(options: Options, live_orchestrator: FakeOrchestrator):
+    source = Sandbox.create("base", **options)
+    with pytest.raises(e2b.InvalidArgumentException):
+        source.fork(count=60)
+    live_orchestrator.fail_next("fork_child", StorageFull("the disk is full"))
+    failed, *made = source.fork_many(60, timeout=60)
+    assert isinstance(failed, e2b.SandboxException)
+    assert len({sandbox.sandbox_id for sandbox in made if isinstance(sandbox, Sandbox)}) == 59
+    with pytest.raises(e2b.SandboxException, match="400"):
+        source.fork_many(101)
+
+
 async def test_the_same_for_asyncio(options: Options):
     sandbox = await AsyncSandbox.create("base", **options)
     async with await sandbox.checkpoint("clean") as kept:
