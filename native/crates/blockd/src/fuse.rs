@@ -17,7 +17,7 @@ use fuser::{
     ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
     WriteFlags,
 };
-use lsmt::StackError;
+use lsmt::{InPlace, StackError};
 use nix::libc;
 use std::sync::Arc;
 
@@ -35,6 +35,9 @@ const MAX_WRITE_BYTES: u32 = 1 << 20;
 const MAX_BACKGROUND_REQUESTS: u16 = 64;
 /// Requests that may wait for a registry at the same time.
 const MAX_WAITING: usize = 64;
+/// Reads from this size on are answered from where the bytes are, if they can be: below
+/// it a copy costs less than the page faults.
+const IN_PLACE_BYTES: u32 = 64 << 10;
 /// Block size told to `stat`.
 const BLOCK_BYTES: u32 = 4096;
 
@@ -166,7 +169,19 @@ fn answer_write(entry: &Entry, data: &[u8], offset: u64, reply: ReplyWrite) {
     }
 }
 
+/// A large read of what lies in one piece in a layer's file costs the kernel one copy,
+/// out of its page cache, and this process none.
 fn answer_read(entry: &Entry, offset: u64, size: u32, reply: ReplyData) {
+    if size >= IN_PLACE_BYTES {
+        let found = entry.stack.in_place(size.into(), offset);
+        if let Some(bytes) = found.as_ref().and_then(InPlace::bytes) {
+            return reply.data(bytes);
+        }
+    }
+    answer_copied(entry, offset, size, reply);
+}
+
+fn answer_copied(entry: &Entry, offset: u64, size: u32, reply: ReplyData) {
     READ_BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < size as usize {
             buffer.resize(size as usize, 0);

@@ -9,11 +9,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
 
 use crate::block_cache::{BlockCache, FileKey};
+use crate::mapping::Mapping;
+use crate::sys;
 use crate::tar_wrapper::{self, TarError};
 use crate::zfile::codec::Decoders;
 use crate::zfile::{self, ZFileBlob, ZFileError};
@@ -60,6 +62,13 @@ pub trait Blob: Send + Sync {
     /// error, never a silently short read.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// The bytes where the page cache has them, if the blob can show them: to name to
+    /// a system call, which fails with `EFAULT` should the file have been cut short.
+    /// Touching them here would then end the process.
+    fn in_place(&self, _offset: u64, _length_bytes: u64) -> Option<&[u8]> {
+        None
+    }
+
     /// What was just read there proved wrong. A blob that reads from copies drops
     /// them and returns true: reading again may give other bytes.
     fn distrust(&self, _offset: u64, _length_bytes: u64) -> bool {
@@ -80,17 +89,22 @@ pub trait Elsewhere: Send + Sync {
 }
 
 /// A blob that is a plain file.
-#[derive(Debug)]
 pub struct FileBlob {
     file: File,
     size_bytes: u64,
+    /// Made when first asked for; `None` when the system refuses.
+    mapping: OnceLock<Option<Mapping>>,
 }
 
 impl FileBlob {
     /// Wraps an open file, whose present size is the blob's size.
     pub fn new(file: File) -> io::Result<FileBlob> {
         let size_bytes = file.metadata()?.len();
-        Ok(FileBlob { file, size_bytes })
+        Ok(FileBlob {
+            file,
+            size_bytes,
+            mapping: OnceLock::new(),
+        })
     }
 
     /// Makes the bytes durable.
@@ -106,6 +120,12 @@ impl Blob for FileBlob {
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
+    }
+
+    fn in_place(&self, offset: u64, length_bytes: u64) -> Option<&[u8]> {
+        let mapping = self.mapping.get_or_init(|| Mapping::of(&self.file).ok());
+        sys::will_need(&self.file, offset, length_bytes);
+        mapping.as_ref()?.part(offset, length_bytes)
     }
 }
 
@@ -127,6 +147,12 @@ impl Blob for Window {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.inner.read_exact_at(buffer, self.offset + offset)
+    }
+
+    fn in_place(&self, offset: u64, length_bytes: u64) -> Option<&[u8]> {
+        let end = offset.checked_add(length_bytes)?;
+        let start = self.offset.checked_add(offset)?;
+        (end <= self.size_bytes).then(|| self.inner.in_place(start, length_bytes))?
     }
 
     fn distrust(&self, offset: u64, length_bytes: u64) -> bool {

@@ -18,7 +18,7 @@
 //! Invariants: no input file makes the crate allocate more than a fixed bound;
 //! a failed operation leaves no partial output and an unharmed stack; only one
 //! process at a time holds an upper.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod blob;
 pub mod block_cache;
@@ -27,6 +27,7 @@ pub mod extents;
 pub mod format;
 pub mod layer;
 pub mod lowers;
+mod mapping;
 pub mod merge;
 pub mod recorder;
 pub mod sink;
@@ -45,7 +46,7 @@ pub use lowers::Lowers;
 pub use merge::MergedIndex;
 pub use recorder::Recorder;
 pub use sink::Encoding;
-pub use stack::{SealedUpper, Stack, StackSpec, UpperPaths};
+pub use stack::{InPlace, SealedUpper, Stack, StackSpec, UpperPaths};
 pub use stack_error::StackError;
 pub use upper::{Upper, UpperError, UpperLayout, UpperStats};
 pub use writer::{LayerInfo, LayerOptions, LayerWriter, WriteError};

@@ -75,6 +75,19 @@ impl Lowers {
             .map_or(NIL_UUID, |layer| layer.trailer().uuid.as_str())
     }
 
+    /// The layer and the byte of its file where all of `[start_bytes, end_bytes)` is in
+    /// one piece, if it is.
+    pub(crate) fn piece(&self, start_bytes: u64, end_bytes: u64) -> Option<(usize, u64)> {
+        let (start, end) = (start_bytes / SECTOR_BYTES, end_bytes.div_ceil(SECTOR_BYTES));
+        let segment = self.index.range(start, end).next()?;
+        if segment.is_zeroed() || segment.offset() > start || segment.end() < end {
+            return None;
+        }
+        let piece = segment.clip(start, end);
+        let file_offset = piece.moffset() * SECTOR_BYTES + start_bytes % SECTOR_BYTES;
+        Some((usize::from(piece.tag()), file_offset))
+    }
+
     /// Fills the part of `target` inside the sectors `[start, end)`.
     pub(crate) fn read(
         &self,

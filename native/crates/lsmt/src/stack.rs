@@ -57,6 +57,22 @@ pub struct SealedUpper {
     pub uuid: String,
 }
 
+/// A part of a disk that lies in one piece in a layer's file.
+pub struct InPlace {
+    lowers: Arc<Lowers>,
+    layer: usize,
+    file_offset: u64,
+    length_bytes: u64,
+}
+
+impl InPlace {
+    /// The bytes, as [`crate::Blob::in_place`] gives them: for system calls only.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        let blob = self.lowers.layers.get(self.layer)?.blob();
+        blob.in_place(self.file_offset, self.length_bytes)
+    }
+}
+
 struct State {
     lowers: Arc<Lowers>,
     upper: Option<Arc<Upper>>,
@@ -269,13 +285,45 @@ impl Stack {
         let left = self.virtual_size_bytes.saturating_sub(offset_bytes);
         let count = left.min(buffer.len() as u64) as usize;
         if count > 0 {
-            if let Some(recorder) = self.recorder.read().as_deref() {
-                recorder.note(offset_bytes, count as u64);
-            }
+            self.note(offset_bytes, count as u64);
             let state = self.state.read();
             state.read(&mut buffer[..count], offset_bytes)?;
         }
         Ok(count)
+    }
+
+    /// Where a read up to the end of the disk would find all its bytes in one piece, if
+    /// there is such a place. Sealed layers do not change, so it stays right for as long
+    /// as it is held, whatever is written to the disk meanwhile.
+    pub fn in_place(&self, length_bytes: u64, offset_bytes: u64) -> Option<InPlace> {
+        let left = self.virtual_size_bytes.checked_sub(offset_bytes)?;
+        let length_bytes = length_bytes.min(left);
+        let end_bytes = offset_bytes + length_bytes;
+        let state = self.state.read();
+        let (start, end) = (
+            offset_bytes / SECTOR_BYTES,
+            end_bytes.div_ceil(SECTOR_BYTES),
+        );
+        let upper = state.upper.as_ref();
+        if upper.is_some_and(|upper| upper.maps_any(start, end)) {
+            return None;
+        }
+        let (layer, file_offset) = state.lowers.piece(offset_bytes, end_bytes)?;
+        let lowers = state.lowers.clone();
+        drop(state);
+        self.note(offset_bytes, length_bytes);
+        Some(InPlace {
+            lowers,
+            layer,
+            file_offset,
+            length_bytes,
+        })
+    }
+
+    fn note(&self, offset_bytes: u64, length_bytes: u64) {
+        if let Some(recorder) = self.recorder.read().as_deref() {
+            recorder.note(offset_bytes, length_bytes);
+        }
     }
 
     /// Has reads noted from now on, or, with `None`, no longer.

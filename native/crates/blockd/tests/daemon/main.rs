@@ -8,6 +8,7 @@
 )]
 
 mod captures;
+mod in_place;
 mod lifecycle;
 mod offline;
 mod registry;

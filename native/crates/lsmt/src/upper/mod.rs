@@ -365,6 +365,11 @@ impl Upper {
         found.extend(overlapping.map(|segment| segment.clip(start, end)));
     }
 
+    /// Whether it says anything about the sectors `[start, end)`.
+    pub(crate) fn maps_any(&self, start: u64, end: u64) -> bool {
+        self.state.read().map.range(start, end).next().is_some()
+    }
+
     /// Reads data at a byte position of the data file.
     pub(crate) fn read_data(&self, buffer: &mut [u8], file_offset: u64) -> Result<(), UpperError> {
         self.data
