@@ -33,6 +33,7 @@ def node() -> Iterator[Node]:
         "AENV_NODE_HOME": str(HOME),
         "AENV_NODE_RUN": str(RUN),
         "AENV_NETWORK_POOL_CIDR": POOL_CIDR,
+        "AENV_WARM_SANDBOXES": "0",  # tests count what exists; those of VMs that stand ready say so themselves
         "AENV_LIMITS_LAYERS_IN_CHAIN": "5",  # so that ten cycles meet merged chains, too
         "AENV_IMAGES_INSECURE_REGISTRIES": ",".join(registries),
         "NO_COLOR": "1",

@@ -21,9 +21,10 @@ def measure(crowd: Crowd, bare: Bare) -> dict[str, Any]:
     step(f"create from a VM that stands ready, in turn with the limit, {N} times")
     found: dict[str, list[float]] = {"limit": [], "create": []}
     ready = _stood_ready()
+    kill(create())  # a template that was used once has none ready yet
     for number in range(N + 1):
         took, made = crowd.together([create])
-        if number:  # the first one finds none
+        if number:  # the first one finds none, either
             found["create"] += took
             found["limit"].append(restore_and_run(bare, COMMAND))
         for one in made:

@@ -135,7 +135,9 @@ class TemplatesConfig(_Section):
 class WarmConfig(_Section):
     """VMs that stand ready, so that a create only has to wake one."""
 
-    sandboxes: int = Field(0, ge=0, le=64, description="Kept ready of each template that sandboxes were lately created from; 0: none.")
+    sandboxes: int = Field(
+        1, ge=0, le=64, description="Kept ready of each template that sandboxes were created from more than once, and lately; 0: none."
+    )
     memory_mb: int = Field(2048, ge=0, description="Most host memory for them, MiB; each counts for a quarter of its guest's memory.")
     idle_s: int = Field(600, ge=1, description="How long after the last create from a template, seconds.")
 

@@ -4,8 +4,9 @@ A warm VM was restored from a template's snapshot as any other; its guest has an
 no CPU, and the memory it has diverged. It reaches no network until then, and learns who it is when a create takes it. It is on no
 record: the server frees those it has when it ends, and the next one removes what a killed one has left.
 
-Only templates that sandboxes were lately created from have some, each `warm.sandboxes`, together within `warm.memory_mb`. They are
-made one at a time, when nobody creates, and go when their template does, when it is not used for long, and when memory gets tight.
+Only hot templates have some: those that sandboxes were created from more than once, and lately (`warm.idle_s`). Each has
+`warm.sandboxes`, all together stay within `warm.memory_mb`. They are made one at a time, when nobody creates, and go when their template
+does, when it is not used for long, and when memory gets tight.
 """
 
 from __future__ import annotations
@@ -75,20 +76,21 @@ async def _free_unwanted(parts: Parts) -> None:
     pool = parts.shared.warm
     oldest_ms = parts.clock.monotonic_ms() - 1000 * parts.config.warm.idle_s
     there = {build.snapshot_id for build in all_builds(parts.store)}
-    for snapshot_id, wanted_at_ms in list(pool.wanted_at_ms.items()):
-        if wanted_at_ms < oldest_ms or snapshot_id not in there:
-            del pool.wanted_at_ms[snapshot_id]
+    for snapshot_id, demand in list(pool.demand.items()):
+        if demand.last_ms < oldest_ms or snapshot_id not in there:
+            del pool.demand[snapshot_id]
     for warm in list(pool.ready.values()):
-        if warm.snapshot_id not in pool.wanted_at_ms or not _has_memory(parts, warm.machine, spare=False):
+        if warm.snapshot_id not in pool.demand or not _has_memory(parts, warm.machine, spare=False):
             await _free(parts, warm)
 
 
 def _lacking(parts: Parts) -> Build | None:
-    """The build that was asked for last of those that have too few, if there is memory for one more."""
+    """The hot build that was asked for last of those that have too few, if there is memory for one more."""
     pool, limits = parts.shared.warm, parts.config.warm
     builds = {build.snapshot_id: build for build in all_builds(parts.store)}
     held_mb = sum(memory_needed_mb(warm.machine) for warm in pool.ready.values())
-    for snapshot_id in sorted(pool.wanted_at_ms, key=lambda snapshot_id: -pool.wanted_at_ms[snapshot_id]):
+    hot = [snapshot_id for snapshot_id, demand in pool.demand.items() if demand.is_hot]
+    for snapshot_id in sorted(hot, key=lambda snapshot_id: -pool.demand[snapshot_id].last_ms):
         build = builds.get(snapshot_id)
         if build is None or not parts.store.snapshot(snapshot_id).has_memory or len(pool.of(snapshot_id)) >= limits.sandboxes:
             continue
@@ -146,7 +148,7 @@ async def _try_out(parts: Parts, sandbox_id: str, namespace: str, build: Build) 
 async def _quiet(parts: Parts) -> None:
     """Wait until nobody has created anything for a moment."""
     pool = parts.shared.warm
-    while (since_ms := parts.clock.monotonic_ms() - max(pool.wanted_at_ms.values(), default=0.0)) < _QUIET_MS:
+    while (since_ms := parts.clock.monotonic_ms() - max((demand.last_ms for demand in pool.demand.values()), default=0.0)) < _QUIET_MS:
         await parts.clock.sleep_ms(_QUIET_MS - since_ms)
 
 

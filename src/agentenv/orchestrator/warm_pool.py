@@ -20,6 +20,19 @@ class WarmVm:
     vm: Vm
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Creates from one snapshot: when the last one came (monotonic), and how many since nobody had asked for long."""
+
+    last_ms: float
+    creates: int = 1
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether a further create is likely: a template that was used once may well be used once only."""
+        return self.creates > 1
+
+
 @dataclass
 class WarmPool:
     """By sandbox id. Invariant: until a sandbox's record has it, a VM is in exactly one of `making`, `ready` and `taken`."""
@@ -27,7 +40,7 @@ class WarmPool:
     making: dict[str, RunningVm] = field(default_factory=dict)
     ready: dict[str, WarmVm] = field(default_factory=dict)
     taken: dict[str, WarmVm] = field(default_factory=dict)
-    wanted_at_ms: dict[str, float] = field(default_factory=dict)  # by snapshot: when a create last asked for one, monotonic
+    demand: dict[str, Demand] = field(default_factory=dict)  # by snapshot
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def records(self) -> list[RunningVm]:
@@ -40,7 +53,8 @@ class WarmPool:
 
     def take(self, snapshot_id: str, now_ms: float) -> WarmVm | None:
         """One that is ready, if there is one: `taken` until `handed_over`, and until then the caller's to free. Notes the demand."""
-        self.wanted_at_ms[snapshot_id] = now_ms
+        before = self.demand.get(snapshot_id)
+        self.demand[snapshot_id] = Demand(now_ms) if before is None else Demand(now_ms, before.creates + 1)
         self.changed.set()
         found = next(iter(self.of(snapshot_id)), None)
         if found is not None:

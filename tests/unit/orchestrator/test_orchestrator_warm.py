@@ -11,7 +11,7 @@ import pytest
 from agentenv.core.errors import StorageFull
 from agentenv.core.lifecycle import State
 from agentenv.core.network import OPEN, NetworkSettings
-from agentenv.testing.fake_node import FakeNode
+from agentenv.testing.fake_node import TEMPLATE, FakeNode
 
 
 @pytest.fixture
@@ -36,8 +36,14 @@ async def _rest(node: FakeNode) -> None:
     assert node.problems() == []
 
 
+async def _used(node: FakeNode, template: str = TEMPLATE) -> None:
+    """A sandbox of it was created, and is gone."""
+    await node.orchestrator.kill(await node.create(template=template))
+
+
 async def _warmed(node: FakeNode) -> None:
-    await node.orchestrator.kill(await node.create())
+    for _ in range(2):
+        await _used(node)
     await _rest(node)
     assert len(_ready(node)) == 2
 
@@ -46,6 +52,20 @@ async def test_none_is_made_before_a_template_is_used(node: FakeNode) -> None:
     node.clock.advance_ms(60_000)
     await _rest(node)
     assert node.processes.alive() == []
+
+
+async def test_a_template_that_was_used_once_has_none_until_it_is_used_again(node: FakeNode) -> None:
+    await _used(node)
+    await _rest(node)
+    assert _ready(node) == []
+    node.clock.advance_ms(1000 * node.config.warm.idle_s)
+    await _rest(node)
+    await _used(node)  # so much later that it is a first use again
+    await _rest(node)
+    assert _ready(node) == []
+    await _used(node)
+    await _rest(node)
+    assert len(_ready(node)) == 2
 
 
 async def test_a_create_takes_one_and_another_is_made(node: FakeNode) -> None:
@@ -145,6 +165,8 @@ async def test_volumes_get_a_vm_of_their_own(node: FakeNode) -> None:
 async def test_they_go_when_their_template_is_not_used_or_gone(node: FakeNode) -> None:
     source = await node.create()
     await node.orchestrator.snapshot(source, "mine")
+    await _used(node)
+    await _used(node, "mine")
     made = await node.create(template="mine")
     await _rest(node)
     assert len(_ready(node)) == 4
@@ -162,6 +184,7 @@ async def test_they_go_when_their_template_is_not_used_or_gone(node: FakeNode) -
 
 async def test_all_together_stay_within_the_budget(node: FakeNode) -> None:
     node.parts.config = node.config.model_copy(update={"warm": node.config.warm.model_copy(update={"sandboxes": 9, "memory_mb": 12})})
+    await _used(node)
     await node.create()
     await _rest(node)
     assert len(_ready(node)) == 3, "4 MiB for each guest of 16"
@@ -184,6 +207,7 @@ async def test_a_killed_server_leaves_none_to_the_next(node: FakeNode) -> None:
 
 
 async def test_a_template_that_cannot_be_started_in_advance_stops_nothing(node: FakeNode) -> None:
+    await _used(node)
     made = await node.create()
     node.points.fail("vmm.restore", at=1, error=StorageFull("broken"))
     await _rest(node)
