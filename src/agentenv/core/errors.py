@@ -6,7 +6,8 @@
     ├── PermissionDenied    403  known caller, not allowed
     ├── NotFound            404  no such sandbox, template, snapshot, process
     ├── Conflict            409  it exists, but not in a state that allows this
-    │   └── GuestUnresponsive 409 its guest did not answer when it was paused
+    │   ├── GuestUnresponsive 409 its guest did not answer when it was paused
+    │   └── SnapshotOfAnotherHost 409 its memory needs another VMM or CPU than this node has
     ├── LimitReached        429  a named limit of the node; trying later may work
     ├── Internal            500  a fault of ours, or a child program broke its contract
     │   └── DataCorrupt     500  stored bytes are not what they were
@@ -76,6 +77,12 @@ class GuestUnresponsive(Conflict):
     """The snapshot holds the memory of a guest that did not answer; only its disk can be used."""
 
     status, code = 409, "sandbox_snapshot_guest_agent_unresponsive"  # the contract's own name
+
+
+class SnapshotOfAnotherHost(Conflict):
+    """The snapshot's memory needs another VMM, CPU model or kind of machine than this node has; its disk can be used."""
+
+    status, code = 409, "snapshot_of_another_host"
 
 
 class LimitReached(AgentEnvError):

@@ -32,6 +32,7 @@ class VmIdentity:
     kernel_sha256: str
     initramfs_sha256: str
     tsc_khz: int
+    machine_type: str = ""  # what the VMM emulates; empty in records of older versions, which do not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Snapshot:
     memory_layers: tuple[str, ...]
     disk_layers: tuple[str, ...]
     created_at_ms: int
+    state_sha256: str = ""  # of its device state; empty without memory, and in records of older versions
+    seal: str = ""  # over what must stay together, see `core.seals`; empty in records of older versions
 
     @property
     def has_memory(self) -> bool:

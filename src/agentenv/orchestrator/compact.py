@@ -8,11 +8,13 @@ memory of its next snapshot, while its mapped memory goes on reading the old lay
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError, DataCorrupt
 from agentenv.core.lifecycle import State
 from agentenv.core.model import RunningVm, Snapshot
+from agentenv.core.seals import is_broken, sealed
 from agentenv.orchestrator.parts import Parts, note
 
 _NEVER_LONGER = 200  # beyond this a resume waits for the merge: the format's own end (255) must not come near
@@ -70,7 +72,10 @@ async def _merge(parts: Parts, layers: tuple[str, ...], merged: str, most: int) 
     kept = _shared_with_others(parts, layers, most)
     if len(layers) <= max(most, kept + most // 2) or len(layers) - kept < 2:  # an image may have more than `most` by itself
         return _Merge(layers, (), merged)
+    if damage := await asyncio.to_thread(parts.layers.damage, layers[kept:]):
+        raise DataCorrupt(f"a layer is damaged: {damage}", "it is kept as it is")  # merged, the damage could not be seen any more
     await parts.blocks.commit(parts.layers.paths(layers[kept:]), parts.layers.path(merged))
+    await asyncio.to_thread(parts.layers.seal, (merged,))
     return _Merge(layers[:kept], layers[kept:], merged)
 
 
@@ -102,7 +107,9 @@ async def _swap(parts: Parts, sandbox_id: str, memory: _Merge, disk: _Merge) -> 
 
 
 def _shortened(snapshot: Snapshot, memory: _Merge, disk: _Merge) -> Snapshot:
-    return replace(snapshot, memory_layers=memory.applied(snapshot.memory_layers), disk_layers=disk.applied(snapshot.disk_layers))
+    if is_broken(snapshot):
+        return snapshot
+    return sealed(replace(snapshot, memory_layers=memory.applied(snapshot.memory_layers), disk_layers=disk.applied(snapshot.disk_layers)))
 
 
 async def _swap_running(parts: Parts, sandbox_id: str, record: RunningVm, memory: _Merge, disk: _Merge) -> None:

@@ -68,7 +68,8 @@ async def _launch_any(parts: Parts, sandbox: Sandbox, creation: Creation | None)
     try:
         return await launch(parts, replace(sandbox, sandbox_id=warm.sandbox_id), creation, warm=warm)
     finally:
-        parts.shared.background(give_back(parts, warm), f"give back {warm.sandbox_id}")
+        if warm.sandbox_id in parts.shared.warm.taken:  # the sandbox was not recorded, or it had to be started otherwise
+            parts.shared.background(give_back(parts, warm), f"give back {warm.sandbox_id}")
 
 
 async def launch(

@@ -13,6 +13,7 @@ from agentenv.core.errors import AgentEnvError, Conflict
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import State
 from agentenv.core.model import RunningVm, Sandbox
+from agentenv.core.seals import sealed
 from agentenv.host.files import require_free
 from agentenv.orchestrator.collect import make_room
 from agentenv.orchestrator.compact import compact
@@ -61,7 +62,8 @@ async def _disk_of(parts: Parts, snapshot_id: str) -> str:
     snapshot = parts.store.snapshot(snapshot_id)
     if not snapshot.has_memory:
         return snapshot_id
-    disk = replace(snapshot, snapshot_id=new_snapshot_id(), memory_layers=(), created_at_ms=parts.clock.now_ms())
+    now_ms = parts.clock.now_ms()
+    disk = sealed(replace(snapshot, snapshot_id=new_snapshot_id(), memory_layers=(), state_sha256="", created_at_ms=now_ms))
     with parts.shared.using(disk.snapshot_id):
         parts.paths.snapshot(disk.snapshot_id).mkdir(parents=True)
         await parts.store.add_snapshot(disk)

@@ -134,9 +134,10 @@ class Orchestrator:
             raise delete.missing(sandbox_id)
         return sandbox
 
-    def peek_all(self) -> list[Sandbox]:
-        """All sandboxes that are not ended, without waiting."""
-        return [s for s in self._parts.store.sandboxes() if s.state not in (State.KILLING, State.KILLED) and s.purpose == "sandbox"]
+    def peek_running(self) -> list[Sandbox]:
+        """All sandboxes that have a VM, without waiting."""
+        found = (self._parts.store.sandbox(sandbox_id) for sandbox_id in self._parts.shared.vms)
+        return [s for s in found if s is not None and s.vm is not None and s.purpose == "sandbox" and s.state in VISIBLE]
 
     def remembers(self, sandbox_id: str) -> bool:
         """Whether there is, or lately was, such a sandbox."""
@@ -144,10 +145,9 @@ class Orchestrator:
 
     async def created_by(self, key: str) -> Sandbox | None:
         """The sandbox that a creation with this key made, alive or not, for an hour or as long as its row is kept."""
-        found = [s for s in self._parts.store.sandboxes() if s.creation is not None and s.creation.key == key]
-        newest = max(found, key=lambda s: s.started_at_ms, default=None)
+        found = self._parts.store.created_by(key)
         oldest_ms = self._parts.clock.now_ms() - _CREATIONS_KEPT_MS
-        return newest if newest is not None and newest.started_at_ms > oldest_ms else None
+        return found if found is not None and found.started_at_ms > oldest_ms else None
 
     def namespace(self, slot: int) -> str:
         """The network namespace of a slot."""

@@ -31,6 +31,7 @@ from agentenv.orchestrator.serve_volumes import life, serve
 from agentenv.orchestrator.template_service import start_again
 from agentenv.orchestrator.warm_pool import WarmVm
 from agentenv.snapshot.capture import state_file
+from agentenv.snapshot.intact import require_intact
 from agentenv.vmm.driver import Vm, VmSpec
 from agentenv.vmm.identity import refuse_mismatch
 
@@ -67,6 +68,13 @@ def plan(parts: Parts, snapshot: Snapshot, slot: int, *, cold: bool) -> RunningV
     )
 
 
+async def require_usable(parts: Parts, snapshot: Snapshot, *, cold: bool) -> None:
+    """SnapshotOfAnotherHost or DataCorrupt, before anything is acquired, when a snapshot cannot be started here, or not any more."""
+    if not cold:
+        refuse_mismatch(snapshot.identity, parts.identity)
+    await asyncio.to_thread(require_intact, snapshot, parts.layers, parts.paths, disk_alone=cold)
+
+
 async def launch_vm(
     parts: Parts, sandbox_id: str, record: RunningVm, snapshot: Snapshot, slot: Slot, *, cold: bool = False
 ) -> tuple[RunningVm, Vm]:
@@ -91,8 +99,7 @@ async def start(
     the first moment on and also after a failure: whoever takes it off the record frees it with `stop`, and nobody else does.
     """
     cold = cold or not snapshot.has_memory
-    if not cold:
-        refuse_mismatch(snapshot.identity, parts.identity)
+    await require_usable(parts, snapshot, cold=cold)
     layers = (*snapshot.memory_layers, *snapshot.disk_layers)
     with parts.layers.announced(*layers):  # until they are on record: a merge may take them out of the snapshot meanwhile
         with span("queue"):

@@ -24,11 +24,10 @@ from agentenv.guest.client import GuestIdentity
 from agentenv.guest.commands import Command, CommandRefused
 from agentenv.orchestrator.admission import admit_memory, memory_needed_mb
 from agentenv.orchestrator.parts import Parts
-from agentenv.orchestrator.start import launch_vm, plan, stop
+from agentenv.orchestrator.start import launch_vm, plan, require_usable, stop
 from agentenv.orchestrator.templates import all_builds
 from agentenv.orchestrator.warm_pool import WarmVm
 from agentenv.vmm.driver import Vm
-from agentenv.vmm.identity import refuse_mismatch
 
 _log = logging.getLogger(__name__)
 _CLOSED = addresses(NetworkSettings(), False)
@@ -113,7 +112,7 @@ def _has_memory(parts: Parts, machine: Machine, *, spare: bool) -> bool:
 async def _make(parts: Parts, build: Build) -> None:
     """One more that stands ready. On failure nothing is left."""
     snapshot = parts.store.snapshot(build.snapshot_id)
-    refuse_mismatch(snapshot.identity, parts.identity)
+    await require_usable(parts, snapshot, cold=False)
     sandbox_id, pool = new_sandbox_id(), parts.shared.warm
     with parts.layers.announced(*snapshot.memory_layers, *snapshot.disk_layers), parts.shared.using(snapshot.snapshot_id):
         slot = await parts.slots.acquire(_CLOSED)

@@ -57,7 +57,7 @@ class SandboxRoutes:
 
     def signer(self, file: SignedFile) -> str | None:
         """The running sandbox whose token has made a signature."""
-        candidates = [(s.sandbox_id, s.access_token) for s in self._orchestrator.peek_all() if s.vm is not None and s.access_token]
+        candidates = [(s.sandbox_id, s.access_token) for s in self._orchestrator.peek_running() if s.access_token]
         return signer_of(file, candidates) if len(candidates) <= SIGNED_CANDIDATES_MAX else None
 
     def _sandbox(self, target: SandboxTarget) -> Sandbox:

@@ -9,6 +9,7 @@ Nothing here touches the database: the caller records the snapshot, or removes i
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentenv.block.client import BlockClient
 from agentenv.core.clock import Clock
 from agentenv.core.model import Machine, RunningVm, Snapshot, VmIdentity
 from agentenv.core.paths import NodePaths
+from agentenv.core.seals import sealed as with_seal
 from agentenv.core.spans import span
 from agentenv.snapshot.layers import LayerStore
 from agentenv.vmm.driver import Vm
@@ -65,15 +67,24 @@ class Capturer:
             raise
         # What the disk really has, not what the record says: an earlier seal may have worked although its answer was lost.
         disk_layers = tuple(self._layers.id_of(path) for path in sealed.lowers)
+        memory_layers = (*record.memory_layers, plan.memory_layer) if memory else ()
         snapshot = Snapshot(
             snapshot_id=plan.snapshot_id,
             machine=machine,
             identity=identity,
-            memory_layers=(*record.memory_layers, plan.memory_layer) if memory else (),
+            memory_layers=memory_layers,
             disk_layers=disk_layers,
             created_at_ms=self._clock.now_ms(),
+            state_sha256=await asyncio.to_thread(self._noted, plan, (*memory_layers, *disk_layers), memory),
         )
-        return Captured(snapshot, replace(record, disk_layers=disk_layers, upper_layer=plan.fresh_upper), memory_bytes)
+        return Captured(with_seal(snapshot), replace(record, disk_layers=disk_layers, upper_layer=plan.fresh_upper), memory_bytes)
+
+    def _noted(self, plan: CapturePlan, layers: tuple[str, ...], memory: bool) -> str:
+        """Note what the layers are from now on; the digest of the device state, if there is one. Blocks."""
+        self._layers.seal(layers)
+        if not memory:
+            return ""
+        return hashlib.sha256(state_file(self._paths, plan.snapshot_id).read_bytes()).hexdigest()
 
     async def _write(self, plan: CapturePlan, vm: Vm, record: RunningVm, with_memory: bool) -> int:
         folder = self._paths.snapshot(plan.snapshot_id)

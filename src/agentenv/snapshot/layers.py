@@ -1,19 +1,24 @@
 """The layer store: files of immutable layers, and which of them something still needs.
 
 Invariants: a file goes only when no snapshot, no live stack and no verb under way names it; whoever makes a layer
-announces it first (`new`), so the sweep never takes a file that is about to be recorded.
+announces it first (`new`), so the sweep never takes a file that is about to be recorded. A layer that is written no more has
+a note beside it, `<id>.sealed`: its size in bytes and the time of its last change in ns. A file that differs from its note is
+damaged; so a look finds whatever was done to a layer through the file system, without reading it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agentenv.block.client import Upper
 from agentenv.core.ids import new_layer_id
 
+_log = logging.getLogger(__name__)
 _SUFFIX = ".lsmt"
+_NOTE_SUFFIX = ".sealed"
 
 
 class LayerStore:
@@ -36,10 +41,43 @@ class LayerStore:
         """The two files of a writable layer; sealing it leaves the data file as the layer's own."""
         return Upper(self.path(layer_id), self._folder / f"{layer_id}.index")
 
+    def seal(self, layer_ids: Iterable[str]) -> None:
+        """Note what the files of these layers are, unless that is noted already: from now on nobody writes them.
+
+        A note that cannot be written is only a layer that is checked less. Blocks.
+        """
+        for layer_id in layer_ids:
+            note = self._note(layer_id)
+            try:
+                if not note.exists():
+                    note.write_text(_stamp(self.path(layer_id)))
+            except OSError as error:
+                note.unlink(missing_ok=True)
+                _log.warning("the state of layer %s could not be noted: %s", layer_id, error)
+
+    def damage(self, layer_ids: Iterable[str]) -> str:
+        """What is wrong with the file of the first of these layers that is not as it was sealed; empty when all are. Blocks."""
+        for layer_id in layer_ids:
+            path, noted = self.path(layer_id), ""
+            with contextlib.suppress(OSError):
+                noted = self._note(layer_id).read_text()
+            try:
+                found = _stamp(path)
+            except FileNotFoundError:
+                return f"{path} is missing"
+            if noted and noted != found:
+                (size, changed), (was, then) = found.split(), noted.split()
+                what = f"has {size} bytes instead of {was}" if size != was else f"was changed at {changed} ns, it was sealed at {then} ns"
+                return f"{path} {what}"
+        return ""
+
+    def _note(self, layer_id: str) -> Path:
+        return self._folder / f"{layer_id}{_NOTE_SUFFIX}"
+
     @staticmethod
     def id_of(path: Path) -> str:
         """The layer id of a file of this store."""
-        return path.name.removesuffix(_SUFFIX)
+        return path.name.split(".", 1)[0]
 
     @contextlib.contextmanager
     def announced(self, *layer_ids: str) -> Iterator[None]:
@@ -73,7 +111,7 @@ class LayerStore:
         `files` must have been listed before the references were gathered: a layer is recorded or announced before its
         file is made, so a file in the list that nothing names by now will never be named.
         """
-        return [path for path in files if (layer_id := path.name.split(".", 1)[0]) not in referenced and not self.is_announced(layer_id)]
+        return [path for path in files if (layer_id := LayerStore.id_of(path)) not in referenced and not self.is_announced(layer_id)]
 
     @staticmethod
     def delete(files: Iterable[Path]) -> int:
@@ -90,10 +128,15 @@ class LayerStore:
         found: dict[str, int] = {}
         for path in self.files():
             with contextlib.suppress(FileNotFoundError):
-                layer_id = path.name.split(".", 1)[0]
+                layer_id = self.id_of(path)
                 found[layer_id] = found.get(layer_id, 0) + path.stat().st_blocks * 512
         return found
 
     def used_bytes(self) -> int:
         """What the store takes on disk."""
         return sum(path.stat().st_blocks * 512 for path in self._folder.iterdir())
+
+
+def _stamp(path: Path) -> str:
+    facts = path.stat()
+    return f"{facts.st_size} {facts.st_mtime_ns}"

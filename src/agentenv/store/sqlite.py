@@ -53,6 +53,7 @@ class Store:
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, "store")
         self._sandboxes: dict[str, Sandbox] = {}
+        self._created: dict[str, str] = {}  # by the key of its creation: the newest sandbox
         self._snapshots: dict[str, Snapshot] = {}
         self._templates: dict[str, Template] = {}
         self.volumes = TableShelf("volumes", Volume, "volume_id", self._execute)
@@ -77,6 +78,10 @@ class Store:
     def sandbox(self, sandbox_id: str) -> Sandbox | None:
         """A sandbox in any state, or None."""
         return self._sandboxes.get(sandbox_id)
+
+    def created_by(self, key: str) -> Sandbox | None:
+        """The newest sandbox that a creation with this key made, in any state."""
+        return self._sandboxes.get(self._created.get(key, ""))
 
     def sandboxes(self) -> list[Sandbox]:
         """All sandboxes in any state."""
@@ -112,8 +117,14 @@ class Store:
             await self._execute(
                 ("DELETE FROM sandboxes WHERE sandbox_id = ?", (sandbox_id,)),
                 ("DELETE FROM events WHERE sandbox_id = ?", (sandbox_id,)),
-                mirror=lambda: self._sandboxes.pop(sandbox_id, None),
+                mirror=lambda: self._drop(sandbox_id),
             )
+
+    def _drop(self, sandbox_id: str) -> None:
+        dropped = self._sandboxes.pop(sandbox_id, None)
+        creation = dropped.creation if dropped is not None else None
+        if creation is not None and self._created.get(creation.key) == sandbox_id:
+            del self._created[creation.key]
 
     def _row(self, sandbox_id: str) -> asyncio.Lock:
         return self._rows.setdefault(sandbox_id, asyncio.Lock())
@@ -136,6 +147,8 @@ class Store:
             else:
                 self._sandboxes[sandbox.sandbox_id] = before
             raise
+        if sandbox.creation is not None and (before is None or before.creation is None):
+            self._created[sandbox.creation.key] = sandbox.sandbox_id
         return sandbox
 
     # --- snapshots and templates -----------------------------------------------------------------------------------
@@ -290,6 +303,8 @@ class Store:
             schema.upgrade(self._db)
             load = self._db.execute
             self._sandboxes = {s.sandbox_id: s for (b,) in load("SELECT body FROM sandboxes") for s in [_SANDBOX.validate_json(b)]}
+            by_age = sorted(self._sandboxes.values(), key=lambda s: s.started_at_ms)
+            self._created = {s.creation.key: s.sandbox_id for s in by_age if s.creation is not None}
             self._snapshots = {s.snapshot_id: s for (b,) in load("SELECT body FROM snapshots") for s in [_SNAPSHOT.validate_json(b)]}
             templates = [(_TEMPLATE.validate_json(b), *u) for b, *u in load("SELECT body, spawn_count, last_spawned_at_ms FROM templates")]
             self._templates = {t.template_id: replace(t, spawn_count=n, last_spawned_at_ms=at) for t, n, at in templates}

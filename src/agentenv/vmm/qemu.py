@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _STATE_ROOM_BYTES = 4 << 20  # a device state is about 5 kB; below this much fre
 _CONSOLE_RING = f"ringbuf,size={64 << 10}"  # bytes
 
 #: Emulated CPU. `max` less the widest vectors: fewer of them saved, translated and probed makes restores faster.
+_MACHINE = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
 _TCG_CPU = "max,-avx,-avx2,-avx512f,-la57"
 
 
@@ -134,7 +136,8 @@ class QemuDriver:
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
         """What snapshots made here depend on."""
         s = self._settings
-        return VmIdentity("qemu", s.accelerator, _cpu(s.accelerator), s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
+        cpu = f"{_cpu(s.accelerator)} {cpu_name(Path('/proc/cpuinfo').read_text())}" if s.accelerator == "kvm" else _cpu(s.accelerator)
+        return VmIdentity("qemu", s.accelerator, cpu, s.version, kernel_sha256, initramfs_sha256, s.tsc_khz, _MACHINE)
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> QemuVm:
         """Start from the kernel."""
@@ -174,6 +177,12 @@ def _status(reply: object) -> str:
     return str(reply.get("status", "")) if isinstance(reply, dict) else ""
 
 
+def cpu_name(cpuinfo: str) -> str:
+    """The model that /proc/cpuinfo tells: what a guest on KVM sees of the host."""
+    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return match[1].strip() if match else "unknown"
+
+
 def _cpu(accelerator: str) -> str:
     return "host" if accelerator == "kvm" else _TCG_CPU
 
@@ -182,7 +191,6 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
     """How QEMU is started for `spec`; a boot or a restore adds its own end. `console` is a chardev: `type,options`."""
     accelerator = "kvm" if s.accelerator == "kvm" else f"tcg,thread=multi,tb-size={s.code_cache_mb}"
     size = f"{spec.machine.memory_mb}M"
-    machine = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
     memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
     drive = f"id=root,file={spec.disk},format=raw,if=none,cache=writeback,aio=threads,discard=unmap,file.locking=off"
     network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
@@ -190,7 +198,7 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
     return [
         *s.argv,
         *("-name", f"{spec.name},process=aenv-vm"),
-        *("-accel", accelerator, "-cpu", _cpu(s.accelerator), "-smp", str(spec.machine.vcpu_count), "-m", size, "-M", machine),
+        *("-accel", accelerator, "-cpu", _cpu(s.accelerator), "-smp", str(spec.machine.vcpu_count), "-m", size, "-M", _MACHINE),
         *("-object", memory),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-chardev", f"{kind},id=console,{options}", "-serial", "chardev:console"),

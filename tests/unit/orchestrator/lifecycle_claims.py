@@ -116,7 +116,7 @@ class Claims:
         expired = row.end_at_ms <= self.node.clock.now_ms()
         if row.state is State.PAUSED:
             was_paused = known is not None and known.state is State.PAUSED
-            by_policy = expired and row.on_timeout == "pause"
+            by_policy = row.on_timeout == "pause" and (expired or "refresh" in asked)  # which may come after the pause
             cut_short = "rollback" in asked and self.crashed
             assert was_paused or "pause" in asked or by_policy or cut_short, f"{sandbox_id} was paused by nobody"
         elif expired:

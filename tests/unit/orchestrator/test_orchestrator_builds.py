@@ -67,7 +67,7 @@ async def test_its_vm_is_nobodys_sandbox(node: FakeNode):
         assert row.purpose == "build"
         with pytest.raises(NotFound):
             await node.orchestrator.get(row.sandbox_id)
-        assert node.orchestrator.peek_all() == []
+        assert node.orchestrator.peek_running() == []
         assert await node.orchestrator.search(SandboxFilter(), Page()) == ([], None)
         assert await node.orchestrator.count(SandboxFilter()) == 0
     assert (await finish(node, job)).status == "ready"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.errors import GuestUnresponsive, HostNotReady, Unavailable
+from agentenv.core.errors import GuestUnresponsive, SnapshotOfAnotherHost, Unavailable
 from agentenv.core.lifecycle import State
 from agentenv.testing.fake_node import FakeNode
 
@@ -66,7 +66,7 @@ async def test_a_boot_needs_no_host_like_the_one_that_made_the_snapshot(node: Fa
     sandbox_id = await _paused(node, True)
     node.parts.identity = replace(node.parts.identity, vmm_version="2", kernel_sha256="other")
     if memory:
-        with pytest.raises(HostNotReady, match="vmm_version"):
+        with pytest.raises(SnapshotOfAnotherHost, match="vmm_version"):
             await node.orchestrator.connect(sandbox_id, 600)
         assert node.row(sandbox_id).state is State.PAUSED
         return

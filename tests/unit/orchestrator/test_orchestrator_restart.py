@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_orchestrator_fail_at_step import VERBS
 
-from agentenv.core.errors import AgentEnvError, HostNotReady, Internal
+from agentenv.core.errors import AgentEnvError, Internal, SnapshotOfAnotherHost
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Creation
 from agentenv.testing.fake_node import FakeNode
@@ -202,7 +202,7 @@ async def test_a_vm_taken_over_by_a_newer_vmm_version_keeps_its_own_identity(ram
     node.parts.identity = replace(made_with, vmm_version="99.0")
     await node.orchestrator.pause(sandbox_id)
     assert node.parts.store.snapshot(node.row(sandbox_id).snapshot_id or "").identity == made_with
-    with pytest.raises(HostNotReady, match=r"vmm_version '.*' \(here '99.0'\)"):
+    with pytest.raises(SnapshotOfAnotherHost, match=r"vmm_version '.*' \(here '99.0'\)"):
         await node.orchestrator.resume(sandbox_id, 300)
     assert node.row(sandbox_id).state is State.PAUSED
     await node.close()

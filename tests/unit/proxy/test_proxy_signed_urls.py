@@ -141,7 +141,7 @@ def test_the_search_is_bounded(count, finds):
         def on_gone(self, listener):
             pass
 
-        def peek_all(self):
+        def peek_running(self):
             class Row:
                 vm = object()
 

@@ -14,7 +14,20 @@ import pytest
 from agentenv.core import ids, templates
 from agentenv.core.errors import Conflict, DataCorrupt, HostNotReady, Internal, NotFound, StorageFull
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Build, LogEntry, LogLevel, LogQuery, Machine, RunningVm, Sandbox, Snapshot, Template, VmIdentity, Volume
+from agentenv.core.model import (
+    Build,
+    Creation,
+    LogEntry,
+    LogLevel,
+    LogQuery,
+    Machine,
+    RunningVm,
+    Sandbox,
+    Snapshot,
+    Template,
+    VmIdentity,
+    Volume,
+)
 from agentenv.core.references import Reference
 from agentenv.store import sqlite as sqlite_module
 from agentenv.store.schema import STEPS, upgrade
@@ -59,6 +72,24 @@ async def _assert_agrees(store: Store) -> None:
     for name in ("sandboxes", "snapshots", "templates"):
         assert {repr(item) for item in getattr(store, name)()} == {repr(item) for item in getattr(other, name)()}
     await other.close()
+
+
+async def test_the_newest_sandbox_of_a_key_is_found_until_it_is_forgotten(store: Store) -> None:
+    older, newer = (sandbox(started_at_ms=at_ms) for at_ms in (10, 20))
+    for made in (older, newer):
+        await store.add_sandbox(made)
+        await store.transition(made.sandbox_id, State.CREATING, State.RUNNING, creation=Creation("key", "print"))
+    await store.change(older.sandbox_id, reason="written once more")
+    for opened in (store, await _reopened(store)):
+        found = opened.created_by("key")
+        assert found is not None
+        assert found.sandbox_id == newer.sandbox_id
+        assert opened.created_by("other") is None
+    await opened.close()
+    await store.forget_sandbox(older.sandbox_id)
+    assert store.created_by("key") is not None
+    await store.forget_sandbox(newer.sandbox_id)
+    assert store.created_by("key") is None
 
 
 async def test_everything_is_the_same_after_a_restart(store: Store) -> None:
