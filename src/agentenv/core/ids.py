@@ -6,6 +6,7 @@ host label is `<port>-<sandboxId>`; API keys are `e2b_` and 40 lowercase hex, wh
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import string
@@ -86,6 +87,11 @@ def new_api_key() -> str:
 def new_entropy(size_bytes: int = 64) -> bytes:
     """Random bytes for reseeding a guest after a restore."""
     return secrets.token_bytes(size_bytes)
+
+
+def machine_id(sandbox_id: str) -> str:
+    """What `/etc/machine-id` of a sandbox says: its own, and the same after every pause and rollback. 32 hex digits."""
+    return hashlib.sha256(f"machine-id {sandbox_id}".encode()).hexdigest()[:32]
 
 
 def same_secret(left: str, right: str) -> bool:

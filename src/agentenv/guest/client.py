@@ -16,7 +16,7 @@ import httpcore
 
 from agentenv.core.clock import Clock, rfc3339
 from agentenv.core.errors import DeadlineExceeded, Internal, InvalidInput, StorageFull, Unavailable
-from agentenv.core.ids import new_entropy
+from agentenv.core.ids import machine_id, new_entropy
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart, Stream, follow
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
 from agentenv.guest.provision import Provision, check, message_of
@@ -304,7 +304,7 @@ class GuestClient:
                 "defaultWorkdir": identity.default_workdir,
                 "hostname": identity.sandbox_id,
                 "entropySeed": base64.b64encode(new_entropy()).decode(),
-                "machineId": new_entropy(16).hex(),
+                "machineId": machine_id(identity.sandbox_id),
                 "dnsServers": list(identity.dns_servers),
                 "volumeMounts": [{"nfs_target": target, "path": path} for target, path in identity.volume_mounts],
             }

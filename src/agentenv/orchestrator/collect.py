@@ -28,9 +28,10 @@ Goal = Callable[[DiskUse], int]
 
 
 async def run(parts: Parts) -> None:
-    """Look after the disk until cancelled."""
+    """Look after the disk until cancelled: that it does not get full, and that what lies there for a while would survive a crash."""
     while True:
         try:
+            await asyncio.to_thread(parts.layers.write_out, _INTERVAL_MS / 1000)
             if use(parts).percent > parts.config.storage.high_percent:
                 await collect(parts)
         except Exception:  # noqa: BLE001 - whatever it is, the next look must come

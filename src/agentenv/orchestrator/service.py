@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -54,6 +55,7 @@ from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
 from agentenv.volume.registry import Volumes
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _CREATIONS_KEPT_MS = 3_600_000  # the SDKs repeat for minutes at most
 
@@ -106,10 +108,18 @@ class Orchestrator:
         await self._builds.close()
         await self._parts.shared.settle()
         await warm.drain(self._parts)
+        await self._write_out_layers()
         for watcher in list(self._parts.shared.watchers):
             watcher.cancel()
         for vm in (*self._parts.shared.vms.values(), *(vm for _, vm in self._parts.shared.formers.values())):
             await vm.close()
+
+    async def _write_out_layers(self) -> None:
+        """The machine may go down next."""
+        try:
+            await asyncio.to_thread(self._parts.layers.write_out)
+        except OSError as error:
+            _log.error("the layers could not be written out: %s", error)
 
     def on_gone(self, listener: Callable[[str], None]) -> None:
         """`listener(sandbox_id)` is called at the moment a sandbox's VM stops answering for good or for a while."""
@@ -211,6 +221,7 @@ class Orchestrator:
         """Put what has been promised until now beyond a crash of the machine."""
         try:
             await asyncio.to_thread(self._parts.write_out, self._parts.paths.home)
+            await asyncio.to_thread(self._parts.layers.write_out)
         except OSError as error:
             raise Internal(
                 f"it was done, but the node's disk could not be written out: {error.strerror}",

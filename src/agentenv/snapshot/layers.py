@@ -2,30 +2,28 @@
 
 Invariants: a file goes only when no snapshot, no live stack and no verb under way names it; whoever makes a layer
 announces it first (`new`), so the sweep never takes a file that is about to be recorded. A layer that is written no more has
-a note beside it, `<id>.sealed`: its size in bytes and the time of its last change in ns. A file that differs from its note is
-damaged; so a look finds whatever was done to a layer through the file system, without reading it.
+a note beside it (`notes`), so that a look finds whatever was done to it, without reading it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agentenv.block.client import Upper
 from agentenv.core.ids import new_layer_id
+from agentenv.snapshot.notes import Notes
 
-_log = logging.getLogger(__name__)
 _SUFFIX = ".lsmt"
-_NOTE_SUFFIX = ".sealed"
 
 
 class LayerStore:
-    """Layer files below one folder, named by layer id."""
+    """Layer files below one folder, named by layer id. `boot_id`: of the machine; its own by default."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, boot_id: str = "") -> None:
         self._folder = folder
+        self._notes = Notes(folder, boot_id)
         self._announced: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -42,37 +40,17 @@ class LayerStore:
         return Upper(self.path(layer_id), self._folder / f"{layer_id}.index")
 
     def seal(self, layer_ids: Iterable[str]) -> None:
-        """Note what the files of these layers are, unless that is noted already: from now on nobody writes them.
-
-        A note that cannot be written is only a layer that is checked less. Blocks.
-        """
+        """Note what the files of these layers are, unless that is noted already: from now on nobody writes them. Blocks."""
         for layer_id in layer_ids:
-            note = self._note(layer_id)
-            try:
-                if not note.exists():
-                    note.write_text(_stamp(self.path(layer_id)))
-            except OSError as error:
-                note.unlink(missing_ok=True)
-                _log.warning("the state of layer %s could not be noted: %s", layer_id, error)
+            self._notes.add(layer_id, self.path(layer_id))
 
     def damage(self, layer_ids: Iterable[str]) -> str:
         """What is wrong with the file of the first of these layers that is not as it was sealed; empty when all are. Blocks."""
-        for layer_id in layer_ids:
-            path, noted = self.path(layer_id), ""
-            with contextlib.suppress(OSError):
-                noted = self._note(layer_id).read_text()
-            try:
-                found = _stamp(path)
-            except FileNotFoundError:
-                return f"{path} is missing"
-            if noted and noted != found:
-                (size, changed), (was, then) = found.split(), noted.split()
-                what = f"has {size} bytes instead of {was}" if size != was else f"was changed at {changed} ns, it was sealed at {then} ns"
-                return f"{path} {what}"
-        return ""
+        return next(filter(None, (self._notes.damage(layer_id, self.path(layer_id)) for layer_id in layer_ids)), "")
 
-    def _note(self, layer_id: str) -> Path:
-        return self._folder / f"{layer_id}{_NOTE_SUFFIX}"
+    def write_out(self, age_s: float = 0) -> int:
+        """Put layers that were sealed at least `age_s` ago beyond a crash of the machine; how many there were. OSError. Blocks."""
+        return self._notes.write_out(age_s, ((self.id_of(path), path) for path in self.files() if path.suffix == _SUFFIX))
 
     @staticmethod
     def id_of(path: Path) -> str:
@@ -135,8 +113,3 @@ class LayerStore:
     def used_bytes(self) -> int:
         """What the store takes on disk."""
         return sum(path.stat().st_blocks * 512 for path in self._folder.iterdir())
-
-
-def _stamp(path: Path) -> str:
-    facts = path.stat()
-    return f"{facts.st_size} {facts.st_mtime_ns}"

@@ -54,6 +54,10 @@ class FakeDevices:
         self.cached_bytes = 0  # blocks of remote layers
         self._open: dict[str, _Open] = {}
 
+    def lose(self) -> None:
+        """The daemon went down with its machine."""
+        self._open.clear()
+
     @property
     def opened(self) -> list[str]:
         """What is open, oldest first."""

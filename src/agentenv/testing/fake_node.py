@@ -62,6 +62,7 @@ class FakeNode:
         self.clock = ManualClock()
         self.paths = NodePaths(folder / "home", folder / "run")
         self.disk_bytes = 1 << 40
+        self.boot_id = "first"
         self.config = Config(limits=limits or LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0), warm=WarmConfig(sandboxes=warm))
         self.layout = Layout(pool_cidr, self.paths.tag)
         self.processes = FakeProcesses()
@@ -91,6 +92,16 @@ class FakeNode:
         await orchestrator.open()
         self._servers.append((parts, orchestrator))
         self.points = points
+
+    def crash_machine(self) -> None:
+        """The machine goes down at this moment, and comes up again; `start_server` starts what runs on it."""
+        self.kill_server()
+        for process in self.processes.alive():
+            self.processes.end(process, "the machine went down")
+        self.devices.lose()
+        self.network.present.clear()
+        self.volume_machine.serving.clear()
+        self.boot_id += "'"
 
     def kill_server(self) -> None:
         """Kill it at whatever its tasks wait for."""
@@ -130,7 +141,7 @@ class FakeNode:
         return DiskUse(used, max(0, self.disk_bytes - used))
 
     def _parts(self, points: Failpoints) -> Parts:
-        layers = LayerStore(self.paths.layers)
+        layers = LayerStore(self.paths.layers, self.boot_id)
         blocks = FakeBlocks(self.devices, points)
         vmm = FakeVmm(self.processes, points)
         store = FailingStore(self.paths.database, self.clock, points)

@@ -5,7 +5,9 @@ Cases C31 and D13.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -196,3 +198,71 @@ async def test_what_has_lost_its_files_can_be_killed(node: FakeNode, state: Stat
     await node.quiesce()
     assert node.processes.alive() == []
     assert node.network.present == set()
+
+
+_WRITTEN_OUT_MS = 61_000  # two rounds of who looks after the disk
+
+
+@pytest.mark.parametrize("how", ["after a while", "durable", "the server ended in good order"])
+async def test_what_was_written_out_survives_a_crash_of_the_machine(node: FakeNode, how: str) -> None:
+    sandbox_id, _ = await _paused(node)
+    if how == "after a while":
+        await _wait_until_written(node)
+    elif how == "durable":
+        node.parts.write_out = lambda folder: None
+        await node.orchestrator.write_out()
+    else:
+        closing = asyncio.create_task(node.orchestrator.close())
+        while not closing.done():
+            node.clock.advance_ms(250)
+            await node.turn()
+    node.crash_machine()
+    await node.start_server()
+    await node.orchestrator.resume(sandbox_id, 600)
+    assert node.content(sandbox_id)["0"] == "x"
+    await node.quiesce()
+    assert node.problems() == []
+
+
+async def _wait_until_written(node: FakeNode) -> None:
+    """The age of a layer is told by the real clock, which nobody turns in a test."""
+    notes = node.parts.layers._notes
+    notes._unwritten = {layer_id: 0.0 for layer_id in notes._unwritten or {}}
+    node.clock.advance_ms(_WRITTEN_OUT_MS)
+    await node.turn()
+
+
+async def test_what_was_not_written_out_when_the_machine_went_down_is_reported_and_not_believed(node: FakeNode) -> None:
+    for path in node.parts.layers.files():  # the template is not of today
+        os.utime(path, (1, 1))
+    sandbox_id, snapshot = await _paused(node)
+    node.crash_machine()
+    await node.start_server()
+    with pytest.raises(DataCorrupt, match=r"the machine went down before .* was written out") as caught:
+        await node.orchestrator.resume(sandbox_id, 600)
+    assert any(layer in caught.value.message for layer in (*snapshot.memory_layers, *snapshot.disk_layers))
+    fresh = await node.create()
+    assert node.row(fresh).state is State.RUNNING, "the template itself was there before"
+    await node.orchestrator.kill(sandbox_id)
+    await node.quiesce()
+    assert node.row(sandbox_id).state is State.KILLED
+
+
+async def test_a_killed_server_is_no_crash_of_the_machine(node: FakeNode) -> None:
+    sandbox_id, _ = await _paused(node)
+    node.kill_server()
+    await node.start_server()
+    await node.orchestrator.resume(sandbox_id, 600)
+    await node.orchestrator.pause(sandbox_id)
+    await _wait_until_written(node)
+    node.crash_machine()
+    await node.start_server()
+    await node.orchestrator.resume(sandbox_id, 600)
+
+
+async def test_a_note_that_is_not_whole_is_damage(node: FakeNode) -> None:
+    sandbox_id, snapshot = await _paused(node)
+    note = node.parts.layers.path(snapshot.disk_layers[-1]).with_suffix(".sealed")
+    note.write_bytes(bytes(note.stat().st_size))
+    with pytest.raises(DataCorrupt, match=snapshot.disk_layers[-1]):
+        await node.orchestrator.resume(sandbox_id, 600)
