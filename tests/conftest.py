@@ -36,6 +36,7 @@ def node() -> Iterator[Node]:
         "AENV_WARM_SANDBOXES": "0",  # tests count what exists; those of VMs that stand ready say so themselves
         "AENV_LIMITS_LAYERS_IN_CHAIN": "5",  # so that ten cycles meet merged chains, too
         "AENV_IMAGES_INSECURE_REGISTRIES": ",".join(registries),
+        "AENV_LIMITS_BUILD_FETCH_PRIVATE": "127.0.0.1",  # where tests serve what ADD fetches
         "NO_COLOR": "1",
     }
     subject = Node(port, environment, {}, registries)

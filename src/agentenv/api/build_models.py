@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,7 +12,10 @@ from agentenv.core.builds import BuildPlan, DockerfileSource, Registry, Step
 from agentenv.core.errors import InvalidInput
 from agentenv.core.templates import TAGS_MAX
 from agentenv.template.dockerfile.document import TEXT_MAX_CHARS
+from agentenv.template.dockerfile.mounting import SECRET_MAX_BYTES
 
+SECRET_ID = r"^[A-Za-z0-9._-]{1,200}$"
+_SECRET_CHARS = 4 * SECRET_MAX_BYTES // 3 + 4  # in base64
 _COMMAND_CHARS = 100_000  # a program cannot be given more than 128 KiB in one argument
 
 
@@ -60,6 +64,7 @@ class DockerfileBody(Body):
     """`dockerfile`, an extension: what is built in place of `fromImage`, `fromTemplate` and `steps`.
 
     `files` has the hash of an uploaded archive for every line that copies from the context. `start` false: ENTRYPOINT and CMD are not run.
+    `secrets` by id are in base64, `registries` are accounts by registry; neither is kept.
     """
 
     text: str = Field(max_length=TEXT_MAX_CHARS)
@@ -70,6 +75,10 @@ class DockerfileBody(Body):
     target: str = Field("", max_length=200)
     files: dict[Annotated[str, Field(pattern="^[1-9][0-9]{0,6}$")], str] = Field(default_factory=dict, max_length=1000)
     start: bool = True
+    secrets: dict[Annotated[str, Field(pattern=SECRET_ID)], Annotated[str, Field(max_length=_SECRET_CHARS)]] = Field(
+        default_factory=dict, max_length=100
+    )
+    registries: dict[Annotated[str, Field(max_length=300)], RegistryBody] = Field(default_factory=dict, max_length=100)
 
 
 class StartBuildBody(Body):
@@ -122,7 +131,19 @@ def to_plan(body: StartBuildBody) -> BuildPlan:
 
 def _source(body: DockerfileBody) -> DockerfileSource:
     files = {int(line): files_hash for line, files_hash in body.files.items()}
-    return DockerfileSource(body.text, body.name, body.build_args, body.target, files, body.start)
+    secrets = {name: _decoded(name, text) for name, text in body.secrets.items()}
+    accounts = {name: account for name, one in body.registries.items() if (account := to_account(one, f"registries.{name}"))}
+    return DockerfileSource(body.text, body.name, body.build_args, body.target, files, body.start, secrets, accounts)
+
+
+def _decoded(name: str, text: str) -> bytes:
+    try:
+        content = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise InvalidInput(f"secrets.{name}: it is not base64") from error
+    if len(content) > SECRET_MAX_BYTES:
+        raise InvalidInput(f"secrets.{name}: a secret may have {SECRET_MAX_BYTES >> 10} KiB at most")
+    return content
 
 
 def to_account(body: RegistryBody | None, field: str = "registry") -> Registry | None:

@@ -178,10 +178,14 @@ class BuildLogView(TypedDict):
 
 
 class BuildReasonView(TypedDict):
-    """`BuildStatusReason`: why a build has failed. `step` is `base`, `finalize` or a number from 1 on."""
+    """`BuildStatusReason`: why a build has failed. `step` is `base`, `finalize` or a number from 1 on.
+
+    `onBuild`, an extension: instructions of base images that need files of the context, by the line of their FROM.
+    """
 
     message: str
     step: NotRequired[str]
+    onBuild: NotRequired[dict[str, list[str]]]
     logEntries: list[BuildLogView]
 
 
@@ -493,6 +497,8 @@ def build_status_view(report: BuildReport) -> BuildStatusView:
         view["reason"] = {"message": job.failure.message, "logEntries": []}
         if job.failure.step:
             view["reason"]["step"] = job.failure.step
+        if job.failure.on_build:
+            view["reason"]["onBuild"] = job.failure.on_build
     return view
 
 

@@ -21,7 +21,11 @@ _OUTPUT = re.compile(r"\[(stdout|stderr)\] ")
 
 
 class BuildFailed(CliError):
-    """The build came to nothing."""
+    """The build came to nothing. `on_build`: with files of the context for these instructions of base images it may work, by line."""
+
+    def __init__(self, message: str, hint: str, on_build: dict[int, list[str]]) -> None:
+        super().__init__(message, hint)
+        self.on_build = on_build
 
 
 def follow(api: Api, template_id: str, build_id: str, as_json: bool) -> None:
@@ -47,10 +51,11 @@ def follow(api: Api, template_id: str, build_id: str, as_json: bool) -> None:
         raise
 
 
-def _told(status: dict[str, Any], build_id: str) -> tuple[str, str]:
+def _told(status: dict[str, Any], build_id: str) -> tuple[str, str, dict[int, list[str]]]:
     reason = status.get("reason") or {}
     message = str(reason.get("message") or "the build failed and said nothing")
-    return message, f"`aenv template logs {build_id}` shows all it said; a new build goes on from the last step that is cached"
+    hint = f"`aenv template logs {build_id}` shows all it said; a new build goes on from the last step that is cached"
+    return message, hint, {int(line): list(held) for line, held in (reason.get("onBuild") or {}).items()}
 
 
 class _Lines:

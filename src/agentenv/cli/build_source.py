@@ -80,6 +80,8 @@ class Upload:
         except (OSError, UnicodeDecodeError) as error:
             raise CliError(f"{source.path} cannot be read: {error}", "is it a Dockerfile?", Exit.USAGE) from error
         self._source, self._arguments, self._target = source, arguments, target
+        self.on_build: dict[int, list[str]] = {}
+        """What ONBUILD of base images adds, by line, once the node has said so."""
         self.dockerfile: Dockerfile = read(parse(self._text, source.shown), arguments, target)
         self._context: BuildContext = BuildContext.open(source.root, source.path)
 
@@ -90,7 +92,7 @@ class Upload:
         from agentenv.template.dockerfile.needs import needs
 
         hashes: dict[int, str] = {}
-        for need in needs(self.dockerfile):
+        for need in needs(self.dockerfile, self.on_build):
             try:
                 entries = self._context.entries(need)
                 hashes[need.line] = files_hash = hash_of(entries)

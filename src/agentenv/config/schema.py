@@ -261,6 +261,19 @@ class LimitsConfig(_Section):
     build_files_mb: int = Field(
         8192, ge=1, le=16777216, description="Uploaded archives that are kept, all together, MiB; the one used longest ago goes first."
     )
+    build_caches_mb: int = Field(
+        8192,
+        ge=0,
+        le=16777216,
+        description="What cache mounts of RUN hold for later builds, all together, MiB; the one used longest ago goes first.",
+    )
+    build_downloads_mb: int = Field(
+        4096, ge=0, le=16777216, description="What ADD has fetched and is kept, MiB; the one used longest ago goes first."
+    )
+    build_fetch_s: int = Field(600, ge=1, le=86400, description="Longest fetch of one source of ADD, seconds.")
+    build_fetch_private: tuple[str, ...] = Field(
+        (), description="Hosts (`host` or `host:port`) that ADD may fetch from although their address is in `network.denied_cidrs`."
+    )
     killed_kept_s: int = Field(3600, ge=0, description="How long the row and log of a killed sandbox are kept, seconds.")
 
 

@@ -17,15 +17,19 @@ BuildStatus = Literal["waiting", "building", "ready", "error"]
 StepKind = Literal["RUN", "COPY", "ENV", "WORKDIR", "USER"]
 STEP_KINDS: tuple[StepKind, ...] = ("RUN", "COPY", "ENV", "WORKDIR", "USER")
 BASE_STEP, FINAL_STEP = "base", "finalize"  # beside the numbers of steps, from "1" on (contract section 2.7)
-_KEY_VERSION = 1  # another one makes all cached steps useless: change it when a step's effect on the disk changes
+_KEY_VERSION = 2  # another one makes all cached steps useless: change it when a step's effect on the disk changes
 
 
 @dataclass(frozen=True, slots=True)
 class BuildFailure:
-    """Why a build came to nothing. `step` is `base`, `finalize`, a step's number, or empty when it was none of them."""
+    """Why a build came to nothing. `step` is `base`, `finalize`, a step's number, or empty when it was none of them.
+
+    `on_build`: instructions of base images that need files of the context, by the line of their FROM: with those it may work.
+    """
 
     message: str
     step: str = ""
+    on_build: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Registry:
+    """Credentials for pulling one image; of which kind, and what that kind needs."""
+
+    kind: Literal["registry", "aws", "gcp"]
+    settings: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class DockerfileSource:
     """A Dockerfile to build. `files` are hashes of the archives that its COPY and ADD need, by line.
 
-    `starts`: its ENTRYPOINT and CMD are the start command, its HEALTHCHECK the ready command.
+    `starts`: its ENTRYPOINT and CMD are the start command, its HEALTHCHECK the ready command. `secrets` by id, for RUN --mount;
+    `accounts` by registry, for FROM and --from. Both are kept nowhere.
     """
 
     text: str
@@ -79,14 +92,8 @@ class DockerfileSource:
     target: str = ""
     files: dict[int, str] = field(default_factory=dict)
     starts: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Registry:
-    """Credentials for pulling one image; of which kind, and what that kind needs."""
-
-    kind: Literal["registry", "aws", "gcp"]
-    settings: dict[str, str] = field(repr=False)
+    secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
+    accounts: dict[str, Registry] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

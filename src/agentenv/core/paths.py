@@ -57,6 +57,16 @@ class NodePaths:
         return self.home / "builds" / "files"
 
     @property
+    def build_caches(self) -> Path:
+        """What cache mounts of builds hold, by the hash of their ids."""
+        return self.home / "builds" / "caches"
+
+    @property
+    def build_downloads(self) -> Path:
+        """What ADD has fetched."""
+        return self.home / "builds" / "downloads"
+
+    @property
     def build_logs(self) -> Path:
         """One file per template build."""
         return self.home / "builds" / "logs"

@@ -256,12 +256,23 @@ class GuestClient:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise Internal(f"the guest was lost during {name}: {error}") from error
 
-    async def pack(self, namespace: str, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
-        """Write into `output` a tar of what a guest's disk has of some sources: paths below /, the last parts perhaps patterns.
+    async def pack(
+        self,
+        namespace: str,
+        sources: tuple[str, ...],
+        output: Path,
+        most_bytes: int,
+        deadline_s: float,
+        *,
+        root: str = "/",
+        parents: bool = False,
+    ) -> None:
+        """Write into `output` a tar of what a guest's disk has of some sources: paths below `root`, the last parts perhaps patterns.
 
-        InvalidInput (more than `most_bytes`), DeadlineExceeded, Internal. The file is the caller's, also after a failure.
+        With `parents` the folders above each are in it. The file is the caller's, also after a failure.
+        InvalidInput (more than `most_bytes`), DeadlineExceeded, Internal.
         """
-        body = json.dumps({"sources": sources}).encode()
+        body = json.dumps({"sources": sources, "root": root, "parents": parents}).encode()
         headers: dict[bytes | str, bytes | str] = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         try:
             async with (

@@ -55,10 +55,24 @@ class Provision:
         """Make a folder, and those above it that are missing, for that owner. One that is there stays as it is."""
         await self._call(namespace, "folder", {"path": path, "uid": uid, "gid": gid})
 
-    async def unpack(self, namespace: str, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
-        """Unpack an archive of the host below `folder`, which is made like `make_folder` does if it is missing."""
-        query = urlencode({"path": folder, "uid": uid, "gid": gid})
+    async def unpack(
+        self, namespace: str, archive: Path, folder: str, uid: int, gid: int, deadline_s: float, *, is_apart: bool = False
+    ) -> None:
+        """Unpack an archive of the host below `folder`, which is made like `make_folder` does if it is missing.
+
+        `is_apart`: what is on the disk gives way, and no link of it is followed.
+        """
+        query = urlencode({"path": folder, "uid": uid, "gid": gid, **({"apart": "true"} if is_apart else {})})
         check(*await self._post(namespace, f"/provision/unpack?{query}", archive, deadline_s))
+
+    async def mount(self, namespace: str, source: str, target: str, *, is_read_only: bool, size_bytes: int, mode: int) -> str:
+        """Mount a file or folder of the guest's disk, or an empty folder in memory (no source). Returns what was made for the target."""
+        body = {"source": source, "target": target, "isReadOnly": is_read_only, "sizeBytes": size_bytes, "mode": mode}
+        return str(json.loads(await self._call(namespace, "mount", body))["made"])
+
+    async def unmount(self, namespace: str, target: str, made: str, folder: str) -> None:
+        """Take a mount away, what was `made` for it, and the `folder` of its content. Idempotent."""
+        await self._call(namespace, "unmount", {"target": target, "made": made, "folder": folder})
 
     async def _call(self, namespace: str, call: str, body: dict[str, Any]) -> bytes:
         return check(*await self._post(namespace, f"/provision/{call}", json.dumps(body).encode(), _DEADLINE_S))

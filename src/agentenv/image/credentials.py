@@ -19,7 +19,9 @@ from agentenv.core.builds import Registry
 from agentenv.core.errors import InvalidInput, Unsupported
 from agentenv.image.reference import DOCKER_HUB
 
-_DOCKER_HUB_KEY = "https://index.docker.io/v1/"
+DOCKER_HUB_KEY = "https://index.docker.io/v1/"
+IDENTITY_TOKEN = "<token>"
+"""The user name of a login whose password is a token to get others with, as credential helpers have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +46,31 @@ def credentials_of(account: Registry | None) -> Credentials | None:
     )
 
 
+def registry_name(given: str) -> str:
+    """A registry as docker configurations name it (`https://index.docker.io/v1/`, `host/`), by its name in references."""
+    host = given.partition("://")[2] or given
+    host = host.partition("/")[0].lower()
+    return DOCKER_HUB if host in ("index.docker.io", "registry-1.docker.io", DOCKER_HUB) else host
+
+
+def auth_entry(registry: str, login: Credentials) -> dict[str, str]:
+    """A login as Docker's config has it. InvalidInput."""
+    if ":" in login.username or not login.username:
+        raise InvalidInput(f"the user name for {registry} must not be empty and cannot hold a colon")
+    if login.username == IDENTITY_TOKEN:
+        return {"auth": base64.b64encode(f"{IDENTITY_TOKEN}:".encode()).decode(), "identitytoken": login.password}
+    return {"auth": base64.b64encode(f"{login.username}:{login.password}".encode()).decode()}
+
+
 @contextlib.contextmanager
 def auth_file(registry: str, given: Credentials | None, docker_config: Path, folder: Path) -> Iterator[Path]:
     """The file to let skopeo read while the body runs. Given credentials are for `registry` alone, not for its mirrors."""
     if given is None and docker_config.is_file():
         yield docker_config
         return
-    auths = {}
+    auths: dict[str, dict[str, str]] = {}
     if given is not None:
-        if ":" in given.username or not given.username:
-            raise InvalidInput(f"the user name for {registry} must not be empty and cannot hold a colon")
-        both = base64.b64encode(f"{given.username}:{given.password}".encode()).decode()
-        auths[_DOCKER_HUB_KEY if registry == DOCKER_HUB else registry] = {"auth": both}
+        auths[DOCKER_HUB_KEY if registry == DOCKER_HUB else registry] = auth_entry(registry, given)
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=".auth-")  # mode 0600
     try:
         with os.fdopen(descriptor, "w") as out:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.host.command import Progress, no_progress
 from agentenv.host.files import require_free
 from agentenv.image import archives, native
-from agentenv.image.credentials import Credentials, credentials_of
+from agentenv.image.credentials import Credentials, credentials_of, registry_name
 from agentenv.image.native import NativeDisk
 from agentenv.image.registry import LocalImage, ResolvedImage
 from agentenv.orchestrator.collect import make_room
@@ -119,6 +119,10 @@ class Images(ImageBook):
         if self._parts.store.images.get(image.digest) is None:
             raise Conflict(f"image '{name}' was removed while the build began", "build again")
         return self._base(image, name)  # nobody waits from here on: the caller holds the snapshot before a sweep looks
+
+    def account(self, reference: str, accounts: Mapping[str, RegistryAccount]) -> RegistryAccount | None:
+        """Which of some accounts, by registry, is for an image. InvalidInput when a name is none."""
+        return {registry_name(name): account for name, account in accounts.items()}.get(self.parse(reference).registry)
 
     async def empty(self) -> Base:
         """A disk with nothing on it: what all images are layers on."""

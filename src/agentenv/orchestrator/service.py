@@ -68,8 +68,18 @@ class Orchestrator:
         self._keepers: list[asyncio.Task[None]] = []
         limits, ready_deadline_s = parts.config.limits, parts.config.guest.service_deadline_s
         self._images = Images(parts)
-        self._builds = Builds(parts.store, VmWorkshop(parts), parts.paths, parts.clock, limits, self._images, ready_deadline_s)
-        parts.shared.file_caches += [self._builds.files.cache, parts.image_registry.blobs.cache]
+        self._builds = Builds(
+            parts.store,
+            VmWorkshop(parts),
+            parts.paths,
+            parts.clock,
+            limits,
+            self._images,
+            ready_deadline_s,
+            parts.config.network.denied_cidrs,
+        )
+        builds = self._builds
+        parts.shared.file_caches += [builds.files.cache, builds.caches.files, builds.fetcher.files, parts.image_registry.blobs.cache]
 
     @property
     def volumes(self) -> Volumes:

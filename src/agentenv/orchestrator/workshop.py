@@ -137,13 +137,31 @@ class VmBench:
         """Make a folder."""
         await self._parts.guest.provision.make_folder(self._namespace(), path, uid, gid)
 
-    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
+    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float, *, is_apart: bool = False) -> None:
         """Unpack an archive."""
-        await self._parts.guest.provision.unpack(self._namespace(), archive, folder, uid, gid, deadline_s)
+        await self._parts.guest.provision.unpack(self._namespace(), archive, folder, uid, gid, deadline_s, is_apart=is_apart)
 
-    async def pack(self, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
+    async def mount(self, source: str, target: str, *, is_read_only: bool = False, size_bytes: int = 0, mode: int = 0o755) -> str:
+        """Mount something over the disk."""
+        provision = self._parts.guest.provision
+        return await provision.mount(self._namespace(), source, target, is_read_only=is_read_only, size_bytes=size_bytes, mode=mode)
+
+    async def unmount(self, target: str, made: str, folder: str) -> None:
+        """Take it away."""
+        await self._parts.guest.provision.unmount(self._namespace(), target, made, folder)
+
+    async def pack(
+        self,
+        sources: tuple[str, ...],
+        output: Path,
+        most_bytes: int,
+        deadline_s: float,
+        *,
+        root: str = "/",
+        parents: bool = False,
+    ) -> None:
         """Read files of the guest's disk."""
-        await self._parts.guest.pack(self._namespace(), sources, output, most_bytes, deadline_s)
+        await self._parts.guest.pack(self._namespace(), sources, output, most_bytes, deadline_s, root=root, parents=parents)
 
     async def keep(self) -> str:
         """Seal the disk."""

@@ -21,6 +21,7 @@ from agentenv.core.model import LOG_LEVELS, LogLevel
 
 ENTRIES_MAX = 10_000  # a build prints thousands of lines when it installs packages; a loop that prints for ever must not fill the disk
 MESSAGE_MAX_CHARS = 2000
+_SECRET_LEAST_CHARS = 4  # of a line that is concealed: shorter ones are in any text
 _RESERVED = 100  # entries for what the build itself says after a step has printed too much
 _log = logging.getLogger(__name__)
 
@@ -45,16 +46,29 @@ class BuildLog:
         self._clock = clock
         self.entries: list[BuildEntry] = []
         self._said_full = False
+        self._secrets: list[str] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[str] | None = path.open("w", encoding="utf-8", errors="replace", buffering=1)
         except OSError as error:
             raise StorageFull(f"the log of the build cannot be written: {error.strerror}", "free some space") from error
 
+    def conceal(self, secrets: Iterable[bytes]) -> None:
+        """Never write these out, nor a line of them: whoever prints one by mistake is not the last to see it."""
+        texts = (line.strip() for secret in secrets for line in secret.decode(errors="replace").splitlines())
+        self._secrets = sorted({text for text in texts if len(text) >= _SECRET_LEAST_CHARS}, key=len, reverse=True)
+
+    def concealed(self, text: str) -> str:
+        """The text without secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
     def add(self, message: str, step: str = "", level: LogLevel = "info") -> None:
         """Say something. Never fails: the build goes on without a log rather than not at all."""
         if len(self.entries) >= ENTRIES_MAX:
             return
+        message = self.concealed(message)
         self._append(BuildEntry(self._clock.now_ms(), level, message[:MESSAGE_MAX_CHARS].encode(errors="replace").decode(), step))
 
     def output(self, line: str, step: str, level: LogLevel = "info") -> None:

@@ -14,6 +14,8 @@ from agentenv.core.model import Machine
 from agentenv.template import steps
 from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildLog
+from agentenv.template.fetching import Fetcher
+from agentenv.template.run_caches import RunCaches
 from agentenv.template.step_cache import StepCache
 from agentenv.template.workshop import Base, BaseImages, Bench, Workshop
 
@@ -34,6 +36,8 @@ class BuildTools:
     images: BaseImages
     cache: StepCache
     files: BuildFiles
+    caches: RunCaches
+    fetcher: Fetcher
     clock: Clock
     scratch: Path
     deadline_s: float

@@ -8,6 +8,7 @@ former build stands. A build that the server did not live to finish has failed, 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,8 @@ from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildEntry, BuildLog
 from agentenv.template.builder import Builder, BuildError, BuildTools
 from agentenv.template.dockerfile_build import checked
+from agentenv.template.fetching import Fetcher, FetchRules
+from agentenv.template.run_caches import RunCaches
 from agentenv.template.step_cache import StepCache
 from agentenv.template.workshop import BaseImages, Workshop
 
@@ -84,10 +87,21 @@ class Builds:
         limits: LimitsConfig,
         images: BaseImages,
         ready_deadline_s: float,
+        denied_cidrs: Sequence[str] = (),
     ) -> None:
         self._store, self._workshop, self._paths, self._clock, self._limits = store, workshop, paths, clock, limits
         reserve_bytes = limits.disk_reserve_mb << 20
         self.files = BuildFiles(paths.build_files, clock, limits.build_file_mb << 20, limits.build_files_mb << 20, reserve_bytes)
+        self.caches = RunCaches(paths.build_caches, limits.build_caches_mb << 20)
+        rules = FetchRules(
+            denied=tuple(map(ipaddress.ip_network, denied_cidrs)),
+            private=frozenset(limits.build_fetch_private),
+            file_max_bytes=limits.build_file_mb << 20,
+            all_max_bytes=limits.build_downloads_mb << 20,
+            reserve_bytes=reserve_bytes,
+            deadline_s=limits.build_fetch_s,
+        )
+        self.fetcher = Fetcher(paths.build_downloads, rules)
         self._cache = StepCache(store.cached_steps, workshop, clock, limits.build_steps_cached)
         self._images = images
         self._ready_deadline_s = ready_deadline_s
@@ -138,7 +152,8 @@ class Builds:
         if job.status != "waiting" or build_id in self._logs:
             raise Conflict(f"build {build_id} is {job.status}, not waiting", "request another build")
         self._check_plan(plan)
-        self._logs[build_id] = BuildLog(self._log_path(build_id), self._clock)  # from here on no other call can start it
+        log = self._logs[build_id] = BuildLog(self._log_path(build_id), self._clock)  # from here on no other call can start it
+        log.conceal(plan.dockerfile.secrets.values() if plan.dockerfile is not None else ())
         try:
             job = await self._put(job, status="building")
         except BaseException:
@@ -203,6 +218,8 @@ class Builds:
             images=self._images,
             cache=self._cache,
             files=self.files,
+            caches=self.caches,
+            fetcher=self.fetcher,
             clock=self._clock,
             scratch=self._paths.build_scratch,
             deadline_s=self._limits.build_minutes * 60,
@@ -253,6 +270,7 @@ class Builds:
     async def _fail(self, job: BuildJob, failure: BuildFailure) -> None:
         log = self._logs.get(job.build_id)
         if log is not None:
+            failure = replace(failure, message=log.concealed(failure.message))
             log.add(failure.message, failure.step, "error")
         try:
             await self._put(job, status="error", failure=failure)

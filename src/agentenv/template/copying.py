@@ -7,21 +7,14 @@ destination or goes into it if that ends with `/` or is a folder, several files 
 
 from __future__ import annotations
 
-import lzma
 import posixpath
-import tarfile
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from agentenv.core.errors import InvalidInput
+from agentenv.template.tarballs import UNREADABLE, ArchiveWriter, members, packed_content, parts_of, unreadable
 
-ENTRIES_MAX = 200_000
-_HEADER_MAX_BYTES = 1 << 20  # of one extended header: names and link targets are far shorter
 _GLOB = frozenset("*?[{(!")
-_UNREADABLE = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, TypeError, ValueError)  # TypeError: of a header that ends early
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +71,6 @@ class Layout:
     name: str = ""
 
 
-class _Member(tarfile.TarInfo):
-    """An entry whose extended headers are bounded: the library reads them into memory whole."""
-
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
-        kinds = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-        if self.type in kinds and self.size > _HEADER_MAX_BYTES:
-            raise InvalidInput(f"COPY: the archive has a header of {self.size} bytes, more than {_HEADER_MAX_BYTES}")
-        processed: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
-        return processed
-
-
 def survey(archive: Path, source: Source, content_max_bytes: int) -> Found:
     """What there is of `source`. InvalidInput: nothing, no archive, too much in it. Blocks."""
     found: Found = {}
@@ -120,58 +102,21 @@ def rewrite(archive: Path, output: Path, source: Source, layout: Layout, owner: 
     """Write the archive that the guest unpacks in `layout.folder`; returns how many entries it has. InvalidInput, OSError. Blocks."""
     count = 0
     try:
-        with tarfile.open(output, "w", format=tarfile.GNU_FORMAT) as written:
+        with output.open("wb") as file, ArchiveWriter(file) as written:
             for reading, member, parts in members(archive, content_max_bytes):
                 name = _placed(source, layout, parts, member.isdir())
                 if name is None:
                     continue
-                member.name = name
-                member.uid, member.gid, member.uname, member.gname = owner.uid, owner.gid, "", ""
-                member.pax_headers = {}
+                member.name, member.uid, member.gid = name, owner.uid, owner.gid
                 if owner.mode is not None and not member.issym():
                     member.mode = owner.mode
                 if member.islnk():
                     member.linkname = _linked(source, layout, member.linkname)
-                written.addfile(member, reading.extractfile(member) if member.isreg() else None)
-                written.members = []  # type: ignore[attr-defined]  # the library would remember them all
+                written.add(member, packed_content(reading, member), is_packed=True)
                 count += 1
-    except _UNREADABLE as error:
-        raise _unreadable(error) from error
+    except UNREADABLE as error:
+        raise unreadable(error) from error
     return count
-
-
-def _unreadable(error: Exception) -> InvalidInput:
-    return InvalidInput(f"COPY: the uploaded archive cannot be read: {error}", "upload the files again")
-
-
-def members(archive: Path, content_max_bytes: int) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, tuple[str, ...]]]:
-    """All entries of an archive with the parts of their paths, which stay inside it. InvalidInput. Blocks."""
-    total_bytes = count = 0
-    try:
-        with archive.open("rb") as file, _open(file) as reading:
-            while (member := reading.next()) is not None:
-                reading.members = []  # type: ignore[attr-defined]
-                count, total_bytes = count + 1, total_bytes + member.size
-                if count > ENTRIES_MAX:
-                    raise InvalidInput(f"COPY: the archive has more than {ENTRIES_MAX} files", "leave some out with .dockerignore")
-                if total_bytes > content_max_bytes:
-                    raise InvalidInput(f"COPY: the files have more than {content_max_bytes >> 20} MiB, which the disk cannot hold")
-                if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-                    raise InvalidInput(f"COPY: {member.name[:200]!r} is neither file, folder nor link", "leave it out with .dockerignore")
-                yield reading, member, _parts(member.name)
-    except (*_UNREADABLE, OSError) as error:
-        raise _unreadable(error) from error
-
-
-def _open(file: IO[bytes]) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode="r|*", tarinfo=_Member)
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    if name.startswith("/") or ".." in parts:
-        raise InvalidInput(f"COPY: the archive names {name[:200]!r}, which lies outside of it")
-    return parts
 
 
 def _placed(source: Source, layout: Layout, parts: tuple[str, ...], is_folder: bool) -> str | None:
@@ -190,7 +135,7 @@ def _placed(source: Source, layout: Layout, parts: tuple[str, ...], is_folder: b
 
 def _linked(source: Source, layout: Layout, target: str) -> str:
     """A hard link's target under its new name; the archive has it, since it has the link."""
-    name = _placed(source, layout, _parts(target), is_folder=False)
+    name = _placed(source, layout, parts_of(target), is_folder=False)
     if name is None:
         raise InvalidInput(f"COPY: a hard link leads to {target[:200]!r}, which is not among the files", "copy both")
     return name

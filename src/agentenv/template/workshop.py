@@ -5,7 +5,7 @@ A bench is one running VM of one build. Whoever opened it closes it; what it has
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,14 +67,35 @@ class Bench(Protocol):
         """Make a folder, and those above it that are missing, for that owner. InvalidInput, StorageFull."""
         ...
 
-    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
-        """Unpack an archive of the host below a folder of the guest, made if it is missing. InvalidInput, StorageFull."""
+    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float, *, is_apart: bool = False) -> None:
+        """Unpack an archive of the host below a folder of the guest, made if it is missing. InvalidInput, StorageFull.
+
+        `is_apart`: what is on the disk gives way, and no link of it is followed.
+        """
         ...
 
-    async def pack(self, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
-        """Write what the guest's disk has of some sources into an archive of the host, as `dockerfile.patterns` reads sources.
+    async def mount(self, source: str, target: str, *, is_read_only: bool = False, size_bytes: int = 0, mode: int = 0o755) -> str:
+        """Mount a file or folder of the guest, or an empty folder in its memory (no source); returns what was made for it. InvalidInput."""
+        ...
 
-        What is missing is left out. A source that is a link is followed. InvalidInput when it is more than `most_bytes`.
+    async def unmount(self, target: str, made: str, folder: str) -> None:
+        """Take a mount away, what was made for it, and the folder of its content. Idempotent."""
+        ...
+
+    async def pack(
+        self,
+        sources: tuple[str, ...],
+        output: Path,
+        most_bytes: int,
+        deadline_s: float,
+        *,
+        root: str = "/",
+        parents: bool = False,
+    ) -> None:
+        """Write what the guest's disk has of some sources below `root` into an archive, as `dockerfile.patterns` reads sources.
+
+        What is missing is left out. A source that is a link is followed. With `parents` the folders above each are in it.
+        InvalidInput when it is more than `most_bytes`.
         """
         ...
 
@@ -132,6 +153,10 @@ class BaseImages(Protocol):
 
         `on_progress` is told in words what goes on. NotFound, InvalidInput, PermissionDenied, Unavailable.
         """
+        ...
+
+    def account(self, reference: str, accounts: Mapping[str, Registry]) -> Registry | None:
+        """Which of some accounts, by registry, is for an image."""
         ...
 
     async def empty(self) -> Base:

@@ -176,7 +176,9 @@ class FakeProvision:
         """A block."""
         await self._write(namespace, f"folder {path}")
 
-    async def unpack(self, namespace: str, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
+    async def unpack(
+        self, namespace: str, archive: Path, folder: str, uid: int, gid: int, deadline_s: float, *, is_apart: bool = False
+    ) -> None:
         """A block."""
         await self._write(namespace, f"files {folder} {archive.stat().st_size}")
 

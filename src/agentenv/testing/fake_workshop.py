@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import io
 import itertools
+import posixpath
 import shlex
 import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from agentenv.host.command import Progress, no_progress
 from agentenv.image.credentials import Credentials
 from agentenv.template.workshop import Base
 
+HIDDEN = "/.aenv-mounts"
 _IDENTITY = VmIdentity("fake", "none", "none", "1", "kernel", "initramfs", 1_000_000)
 
 
@@ -52,7 +54,9 @@ class FakeWorkshop:
         self.open_benches: list[FakeBench] = []
         self.ran: list[Command] = []
         self.uploaded: list[bytes] = []
+        self.leaves = b""  # the archive of what programs leave in their caches
         self.stage_files: dict[str, bytes] = {}  # what COPY from any stage finds
+        self.mounted: list[tuple[str, str, bool, bytes]] = []  # source, target, whether read-only, the archive of its content
         self.packed: list[tuple[tuple[str, ...], tuple[str, ...]]] = []  # what was done to the disk, sources
         self.answers_to: Callable[[str], tuple[int, str]] = lambda command: (0, "")
         self.users = {"root": 0, "user": 1000}  # of any guest
@@ -139,6 +143,8 @@ class FakeBench:
     def __init__(self, workshop: FakeWorkshop, did: tuple[str, ...], machine: Machine) -> None:
         self._workshop, self.did, self._machine = workshop, did, machine
         self._held = contextlib.ExitStack()
+        self.mounts: dict[str, str] = {}
+        self.hidden: dict[str, bytes] = {}  # archives of what is mounted, by folder
         self.is_open = True
 
     async def run(self, command: Command, on_output: OnOutput, deadline_s: float, on_start: OnStart = lambda: None) -> Ended:
@@ -185,10 +191,33 @@ class FakeBench:
         """Remember the path and whose it is."""
         await self._do(f"folder {path} {uid}:{gid}")
 
-    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float) -> None:
-        """Remember the bytes."""
-        await self._do(f"files {folder} {uid}:{gid}")
+    async def unpack(self, archive: Path, folder: str, uid: int, gid: int, deadline_s: float, *, is_apart: bool = False) -> None:
+        """Remember the bytes; what is below the folder of mounts is not part of the disk."""
+        if folder.startswith(HIDDEN):
+            self._require_open()
+            self.hidden[folder] = archive.read_bytes()
+            return
+        await self._do(f"files {folder} {uid}:{gid}" + (" apart" if is_apart else ""))
         self._workshop.uploaded.append(archive.read_bytes())
+
+    async def mount(self, source: str, target: str, *, is_read_only: bool = False, size_bytes: int = 0, mode: int = 0o755) -> str:
+        """Remember it."""
+        self._require_open()
+        code, output = self._workshop.answers_to(f"mount {target}")
+        if code != 0:
+            raise InvalidInput(output)
+        how = " ro" if is_read_only else ""
+        self.mounts[target] = f"{source or 'memory'}{how}"
+        self._workshop.mounted.append(
+            (source, target, is_read_only, self.hidden.get(source) or self.hidden.get(posixpath.dirname(source), b""))
+        )
+        return target
+
+    async def unmount(self, target: str, made: str, folder: str) -> None:
+        """Forget it, and what was in it."""
+        self._require_open()
+        self.mounts.pop(target, None)
+        self.hidden = {place: content for place, content in self.hidden.items() if not folder or not place.startswith(folder)}
 
     async def _do(self, what: str) -> None:
         await asyncio.sleep(0)
@@ -199,9 +228,24 @@ class FakeBench:
             raise InvalidInput(output)
         self.did = (*self.did, what)
 
-    async def pack(self, sources: tuple[str, ...], output: Path, most_bytes: int, deadline_s: float) -> None:
-        """An archive of the files that `stage_files` has, whatever the disk; those that were asked for are remembered."""
+    async def pack(
+        self,
+        sources: tuple[str, ...],
+        output: Path,
+        most_bytes: int,
+        deadline_s: float,
+        *,
+        root: str = "/",
+        parents: bool = False,
+    ) -> None:
+        """An archive of the files that `stage_files` has, whatever the disk; those that were asked for are remembered.
+
+        Of a folder of mounts it is what was unpacked there, or what `leaves` says a program left in it.
+        """
         self._require_open()
+        if root.startswith(HIDDEN):
+            output.write_bytes(self._workshop.leaves or self.hidden[root])
+            return
         self._workshop.packed.append((self.did, sources))
         with tarfile.open(output, "w") as archive:
             for name, content in self._workshop.stage_files.items():
@@ -228,6 +272,8 @@ class FakeBench:
 
     def _snapshot(self, has_memory: bool) -> str:
         self._require_open()
+        if self.mounts or self.hidden:
+            raise AssertionError(f"the disk is kept with what is mounted: {self.mounts}")
         snapshot_id = self._workshop.new_disk(self.did, self._machine, has_memory)
         self._held.enter_context(self._workshop.using(snapshot_id))
         return snapshot_id
@@ -275,6 +321,10 @@ class FakeImages:
         snapshot_id = self.workshop.new_disk((f"image {reference}",), machine, has_memory=False)
         context, config = self.contexts[reference], self.configs.get(reference, ImageConfig())
         return Base(f"image:{reference}", f"image {reference}", snapshot_id, machine, context, self.preparation, config)
+
+    def account(self, reference: str, accounts: Mapping[str, Registry]) -> Registry | None:
+        """That of the first part of a name that has several."""
+        return accounts.get(reference.partition("/")[0] if "/" in reference else "docker.io")
 
     async def empty(self) -> Base:
         """A disk with nothing on it."""

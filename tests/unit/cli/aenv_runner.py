@@ -55,8 +55,8 @@ class Aenv:
 
     server: Server
 
-    def __call__(self, *arguments: str) -> Result:
-        return CliRunner().invoke(cli, list(arguments), env=self.server.environment, prog_name="aenv")
+    def __call__(self, *arguments: str, input: str | None = None) -> Result:
+        return CliRunner().invoke(cli, list(arguments), env=self.server.environment, prog_name="aenv", input=input)
 
     def start(self, *arguments: str) -> str:
         result = self("start", *arguments)

@@ -1,5 +1,6 @@
 """`aenv template build` and what belongs to it: what is sent, what is shown, how it ends, and that leaving ends nothing."""
 
+import base64
 import json
 import os
 import signal
@@ -80,7 +81,13 @@ def test_a_failing_line_is_told_with_its_output(aenv, server, workshop, project)
 
 REFUSED = [
     ("FROM debian\nFOO bar\n", (), "Dockerfile:2: unknown instruction: FOO\n  2 | FOO bar"),
-    ("FROM debian\nRUN --mount=type=secret,id=a x\n", (), "Dockerfile:2: RUN: --mount of type 'secret' is not supported"),
+    ("FROM debian\nRUN --mount=type=ssh x\n", (), "Dockerfile:2: RUN: --mount of type 'ssh' is not supported"),
+    ("FROM debian\n", ("--secret", "id=a,src=/none/there"), "the file /none/there of the secret 'a' cannot be read"),
+    ("FROM debian\n", ("--secret", "id=a,env=NO_SUCH_VARIABLE"), "the variable NO_SUCH_VARIABLE of the secret 'a' is not set"),
+    ("FROM debian\n", ("--secret", "src=x"), "write id=NAME,src=FILE"),
+    ("FROM debian\n", ("--secret", "id=a,what=x"), "'what' is not understood"),
+    ("FROM debian\n", ("--registry", "r.test"), "--registry goes with --username"),
+    ("FROM debian\n", ("--username", "me"), "--username and --password-stdin go together"),
     ("FROM debian\nCOPY none /x\n", (), "Dockerfile:2: the context has no 'none'\n  2 | COPY none /x"),
     ("FROM debian\nCOPY app/junk.log /x\n", (), "Dockerfile:2: 'app/junk.log' is left out by the ignore file"),
     ("FROM debian\n", ("--target", "x"), "has no stage 'x'"),
@@ -200,3 +207,101 @@ def test_on_a_terminal_every_step_is_a_bar(server, workshop, project):
     assert (code, restored) == (0, True)
     assert "[stage-0 2/2] RUN make $WHO" in screen.shown
     assert "━" in screen.shown or "✓" in screen.shown
+
+
+# --- secrets, registries, ONBUILD
+
+
+def test_secrets_go_with_the_build(aenv, server, workshop, project, tmp_path, monkeypatch):
+    (tmp_path / "token").write_bytes(b"first\nsecret")
+    monkeypatch.setenv("MY_TOKEN", "second secret")
+    (project / "Dockerfile").write_text(
+        "FROM debian\nRUN --mount=type=secret,id=a,env=A --mount=type=secret,id=b,env=B --mount=type=secret,id=MY_TOKEN,env=C show\n"
+    )
+    workshop.answers_to = lambda command: (0, "second secret") if command == "show" else (0, "")
+    given = ("--secret", f"id=a,src={tmp_path / 'token'}", "--secret", "type=env,id=b,src=MY_TOKEN", "--secret", "id=MY_TOKEN")
+    done = aenv("template", "build", str(project), *given)
+    assert done.exit_code == 0, done.stderr
+    (ran,) = (command for command in workshop.ran if command.argv[-1] == "show")
+    assert ran.env_vars == {"A": "first\nsecret", "B": "second secret", "C": "second secret"}
+    assert "#1 ***" in done.stderr.splitlines()
+    assert "second secret" not in done.stderr
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A docker config with a login in it, and a credential helper for the rest."""
+    (tmp_path / "bin").mkdir()
+    helper = tmp_path / "bin" / "docker-credential-test"
+    helper.write_text(
+        "#!/bin/sh\nread server\n"
+        'case $server in helped.test) echo \'{"Username": "h", "Secret": "s3cret"}\';; broken.test) echo no such luck; exit 1;;\n'
+        "*) echo credentials not found in native keychain; exit 1;; esac\n"
+    )
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    auth = base64.b64encode(b"me:pass:word").decode()
+    auths = {"plain.test": {"auth": auth}, "https://index.docker.io/v1/": {"auth": auth}, "other.test": {"auth": auth}}
+    (tmp_path / "docker").mkdir()
+    config = tmp_path / "docker" / "config.json"
+    config.write_text(json.dumps({"auths": auths, "credsStore": "test", "credHelpers": {"absent.test": "not-there"}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(config.parent))
+    return config
+
+
+def asked(server):
+    """User and password that each image was asked for with."""
+    found = server.orchestrator.images.asked
+    return {name: account and (account.settings["username"], account.settings["password"]) for name, account in found}
+
+
+def test_logins_of_docker_go_with_the_build(aenv, server, workshop, project, docker):
+    images = ("plain.test/a", "helped.test/b", "broken.test/c", "absent.test/d", "none.test/e")
+    server.orchestrator.images.contexts |= {name: Context() for name in images}
+    workshop.stage_files = {"x": b"x"}
+    text = "FROM debian\n" + "".join(f"COPY --from={name} /x /x\n" for name in images)
+    (project / "Dockerfile").write_text(text)
+    done = aenv("template", "build", str(project))
+    assert done.exit_code == 0, done.stderr
+    assert asked(server) == {
+        "debian": ("me", "pass:word"),
+        "plain.test/a": ("me", "pass:word"),
+        "helped.test/b": ("h", "s3cret"),
+        "broken.test/c": None,
+        "absent.test/d": None,
+        "none.test/e": None,
+    }
+    assert "docker-credential-test did not give the login for broken.test: no such luck" in done.stderr
+    assert "'docker-credential-not-there', which is not there" in done.stderr
+    for secret in ("pass:word", "s3cret"):
+        assert secret not in done.stderr
+
+
+def test_an_account_of_ones_own(aenv, server, workshop, project, docker):
+    server.orchestrator.images.contexts |= {"plain.test/a": Context(), "two.test/b": Context()}
+    (project / "Dockerfile").write_text("FROM plain.test/a\n")
+    done = aenv("template", "build", str(project), "--username", "you", "--password-stdin", input="mine\n")
+    assert done.exit_code == 0, done.stderr
+    assert asked(server) == {"plain.test/a": ("you", "mine")}
+    done = aenv("template", "build", "two.test/b", "--username", "you", "--password-stdin", input="mine\n")
+    assert asked(server)["two.test/b"] == ("you", "mine")
+    (project / "Dockerfile").write_text("FROM plain.test/a AS a\nFROM two.test/b\nCOPY --from=a /x /x\n")
+    done = aenv("template", "build", str(project), "--username", "you", "--password-stdin", input="mine\n")
+    assert (done.exit_code, "say which with --registry" in done.stderr) == (2, True)
+    workshop.stage_files = {"x": b"x"}
+    more = ("--registry", "two.test", "--username", "you", "--password-stdin")
+    done = aenv("template", "build", str(project), *more, input="mine\n")
+    assert asked(server) == {"plain.test/a": ("me", "pass:word"), "two.test/b": ("you", "mine")}, done.stderr
+
+
+def test_files_for_triggers_of_a_base_image_are_sent(aenv, server, workshop, project):
+    server.orchestrator.images.configs["debian"] = ImageConfig(on_build=("COPY app /srv", "RUN make all"))
+    (project / "Dockerfile").write_text("FROM debian\nRUN last\n")
+    done = aenv("template", "build", str(project))
+    assert (done.exit_code, done.stdout) == (0, "local/my-project\n"), done.stderr
+    assert "(ONBUILD): build again" in done.stderr
+    assert [command.argv[-1] for command in workshop.ran if command.argv[-1] in ("make all", "last")] == ["make all", "last"]
+    server.orchestrator.images.configs["debian"] = ImageConfig(on_build=("COPY none /srv",))
+    done = aenv("template", "build", str(project))
+    assert done.exit_code == 2
+    assert "Dockerfile:1: the context has no 'none'" in done.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import socket
+import stat
 import tarfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from agentenv.core.errors import InvalidInput, NotFound
 from agentenv.template.dockerfile.context import BuildContext, hash_of, write_archive
 from agentenv.template.dockerfile.needs import Need
 from agentenv.template.dockerfile.patterns import parse_source
+from agentenv.template.tarballs import stored_parts
 
 TREE = (
     "a.txt",
@@ -179,10 +182,70 @@ def test_the_archive_has_what_is_there_and_its_hash_says_so(tree: Path):
     assert len(seen) == len(changes) + 1
 
 
-def test_what_is_no_file(tree: Path):
-    os.mkfifo(tree / "app" / "pipe")
-    with pytest.raises(InvalidInput, match=r"pipe.*neither file, folder nor link"):
-        archive(tree, "app")
+def test_whatever_a_file_has_is_sent(tree: Path):
+    app = tree / "app"
+    os.mkfifo(app / "pipe")
+    os.mknod(app / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    os.link(app / "main.py", app / "zz-second")
+    os.utime(app / "app.log", ns=(0, -1_500_000_000))
+    os.setxattr(app / "main.py", "user.lines", b"one\n=two\0\xff")
+    with (app / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(1 << 29)
+        file.write(b"middle")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(app / "socket"))
+        first, members = archive(tree, "app")
+        found = {member.name.removeprefix("app/"): member for member in members}
+        assert "socket" not in found
+        with pytest.raises(InvalidInput, match="is a socket"):
+            archive(tree, "app/socket")
+    assert (found["pipe"].type, found["null"].type) == (tarfile.FIFOTYPE, tarfile.CHRTYPE)
+    assert (found["null"].devmajor, found["null"].devminor) == (1, 3)
+    assert (found["zz-second"].type, found["zz-second"].linkname) == (tarfile.LNKTYPE, "app/main.py")
+    assert found["app.log"].pax_headers["mtime"] == "-1.500000000"
+    value = found["main.py"].pax_headers["SCHILY.xattr.user.lines"]
+    assert value.encode(errors="surrogateescape") == b"one\n=two\0\xff"
+    assert found["sparse"].size == 1 << 30
+    assert sum(length for _, length in stored_parts(found["sparse"])) < 1 << 20
+
+    seen = {first}
+    changes = [
+        lambda: os.setxattr(app / "main.py", "user.lines", b"two"),
+        lambda: os.removexattr(app / "main.py", "user.lines"),
+        lambda: ((app / "zz-second").unlink(), (app / "zz-second").write_bytes((app / "main.py").read_bytes())),
+        lambda: ((app / "null").unlink(), os.mknod(app / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 5))),
+    ]
+    for change in changes:
+        change()
+        seen.add(archive(tree, "app")[0])
+    assert len(seen) == len(changes) + 1
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        (("app/sub/x.log",), ["app", "app/sub", "app/sub/x.log"]),
+        (("**/x.log",), ["app", "app/sub", "app/sub/x.log"]),
+        (("app/**/*.log",), ["app", "app/app.log", "app/sub", "app/sub/keep.log", "app/sub/x.log"]),
+        (("app/./sub/keep.log",), ["app", "app/sub", "app/sub/keep.log"]),
+        (("**/none",), []),
+    ],
+)
+def test_the_folders_above_go_with_parents(tree: Path, sources: tuple[str, ...], found: list[str]):
+    entries = BuildContext(tree, []).entries(Need(1, sources, parents=True))
+    assert [entry.name for entry in entries] == found
+
+
+def test_deep_patterns():
+    source = parse_source("a/**/b*/./c", parents=True)
+    assert (source.pivot, source.deep, source.above()) == (3, 1, "a")
+    for text in ("a/b/c", "a/x/y/bb/c"):
+        assert source.match(tuple(text.split("/"))) == (tuple(text.split("/")), ())
+    assert source.match(("a", "b", "c", "d")) == (("a", "b", "c"), ("d",))
+    for text in ("a/c", "a/x/c", "b/b/c", "a"):
+        assert source.match(tuple(text.split("/"))) is None
+    assert parse_source("a/**/b").deep is None, "without --parents ** is as *"
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "a[b", "[a-", "[b-a]", "[-a]", "x\\", "[^]", "[\\"])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.core.model import Context
-from agentenv.template.dockerfile.actions import Become, Copy, MakeFolder, Run
+from agentenv.template.dockerfile.actions import Become, Copy, MakeFolder, Mount, Run
 from agentenv.template.dockerfile.document import DockerfileError, parse
 from agentenv.template.dockerfile.evaluate import State, evaluate
 from agentenv.template.dockerfile.needs import needs
@@ -63,10 +63,15 @@ def _shown_action(action, context: Context, names: dict[int, str]) -> str:
         return f"user {action.user}" if action.user else "env " + " ".join(f"{n}={v}" for n, v in action.variables)
     if isinstance(action, Copy):
         parts = ["copy", *map(_word, action.sources), "->", action.destination, action.owner or "as-is"]
-        parts += [f"{action.mode:o}"] if action.mode is not None else []
+        parts += [action.mode] if action.mode else []
         parts += [f"from={names[action.stage]}"] if action.stage is not None else []
         parts += ["but", *action.excludes] if action.excludes else []
         parts += ["unpacks"] if action.unpacks else []
+        parts += ["parents"] if action.parents else []
+        parts += ["apart"] if action.is_apart else []
+        for one in action.remotes:
+            parts += ["&", one.kind, one.url, *([one.checksum[:8]] if one.checksum else []), *(["with .git"] if one.keeps_git else [])]
+        parts += ["unpacked"] if action.unpacks_remotes else []
         parts += ["|", *(f"{name}={json.dumps(content)}" for name, content in action.inline)] if action.inline else []
         return " ".join(parts)
     assert isinstance(action, Run)
@@ -75,8 +80,21 @@ def _shown_action(action, context: Context, names: dict[int, str]) -> str:
         parts.append(" ".join([*(f"{n}={v}" for n, v in action.variables), *(f"({n}={v})" for n, v in action.unkeyed)]))
     parts += [f"script {json.dumps(action.script[1])}"] if action.script else []
     if action.mounts:
-        parts.append(", ".join(f"{m.kind} {m.target} {m.mode:o} {m.owner}" for m in action.mounts))
+        parts.append(", ".join(_shown_mount(mount, names) for mount in action.mounts))
     return " | ".join(parts)
+
+
+def _shown_mount(mount: Mount, names: dict[int, str]) -> str:
+    if mount.kind == "bind":
+        where = "context" if mount.stage is None else names[mount.stage]
+        return f"bind {where}:{mount.source} {mount.target}{' ro' if mount.is_read_only else ''}"
+    what = f"{mount.kind} {mount.target} {mount.mode:o} {mount.owner}".replace("  ", " ")
+    what += f" id={mount.name}" if mount.name not in ("", mount.target) else ""
+    what += f" from={names[mount.stage]}:{mount.source}" if mount.stage is not None else ""
+    what += f" {mount.sharing}" if mount.sharing != "shared" else ""
+    what += f" size={mount.size_bytes}" if mount.size_bytes else ""
+    what += f" env={mount.variable}" if mount.variable else ""
+    return what + (" ro" if mount.is_read_only else "") + (" required" if mount.is_required else "")
 
 
 def _word(word: str) -> str:
@@ -119,11 +137,22 @@ REFUSED = {
     "FROM a\nRUN []": "a command is needed",
     "FROM a\nRUN [1]": "Only strings",
     "FROM a\nRUN <<EOF\nx": "unterminated heredoc",
-    "FROM a\nRUN --mount=type=secret,id=x make": "type 'secret' is not supported",
-    "FROM a\nRUN --mount=target=/x make": "type 'bind' is not supported",
+    "FROM a\nRUN --mount=type=ssh make": "Dockerfile:2: RUN: --mount of type 'ssh' is not supported",
+    "FROM a\nRUN --mount=type=what,target=/x make": "type 'what' is not supported",
+    "FROM a\nRUN --mount=src=x make": "needs a target",
+    "FROM a\nRUN --mount=target=/x,from=later make\nFROM b AS later\nCOPY --from=0 /x /y": "not before this one",
+    "FROM a\nRUN --mount=target=/x,from=$B make": "variables are not replaced here",
+    "FROM a\nRUN --mount=target=/x,ro=maybe make": "readonly is true or false",
+    "FROM a\nRUN --mount=target make": "has no value",
+    "FROM a\nRUN --mount=type=secret make": "cannot be the id of a secret",
+    "FROM a\nRUN --mount=type=secret,id=a/b make": "cannot be the id of a secret",
+    "FROM a\nRUN --mount=type=secret,id=a,env=1x make": "not the name of a variable",
+    "FROM a\nRUN --mount=type=cache,target=/x,source=y make": "source needs from",
+    "FROM a\nRUN --mount=type=cache,target=/x,sharing=none make": "shared, private or locked",
+    "FROM a\nRUN --mount=type=cache,target=/x,uid=root make": "uid and gid are numbers",
+    "FROM a\nRUN --mount=type=tmpfs,target=/x,size=much make": "is no size",
     "FROM a\nRUN --mount=type=cache make": "needs a target",
     "FROM a\nRUN --mount=type=cache,target=/ make": "cannot have / as its target",
-    "FROM a\nRUN --mount=type=cache,target=/x,from=b make": "'from' is not supported",
     "FROM a\nRUN --mount=type=tmpfs,target=/x,readonly make": "'readonly' is not supported",
     "FROM a\nRUN --network=none make": "--network=none is not supported",
     "FROM a\nRUN --security=x make": "sandbox or insecure",
@@ -135,10 +164,11 @@ REFUSED = {
     "FROM a\nCOPY --chown a /x": "--chown needs a value",
     "FROM a\nCOPY --chown=a:b:c a /x": "user or user:group",
     "FROM a\nCOPY --chown=$NONE a /x": "user or user:group",
-    "FROM a\nCOPY --chmod=u+x a /x": "modes in octal",
+    "FROM a\nCOPY --chmod=u+q a /x": "neither octal nor symbolic",
+    "FROM a\nCOPY --chmod=98 a /x": "neither octal nor symbolic",
+    "FROM a\nCOPY --chmod=u a /x": "neither octal nor symbolic",
     "FROM a\nCOPY --chown=a --chown=b a /x": "given twice",
     "FROM a\nCOPY --link=maybe a /x": "true or false",
-    "FROM a\nCOPY --parents a /x": "not supported: --parents",
     "FROM a\nCOPY --from=0 a /x": "not before this one",
     "FROM a AS x\nCOPY --from=x a /x": "not before this one",
     "FROM a\nCOPY --from=later a /x\nFROM b AS later\nCOPY --from=0 a /x": "not before this one",
@@ -148,9 +178,17 @@ REFUSED = {
     "FROM a AS x\nFROM b\nCOPY --from=x <<E /x\nE": "does not go with a heredoc",
     "FROM a\nCOPY --exclude=[ a /x": "--exclude",
     "FROM a\nCOPY <<E <<F\nE\nF": "a heredoc cannot be the destination",
-    "FROM a\nADD https://example.com/x /x": "ADD does not fetch",
-    "FROM a\nADD git@example.com:x.git /x": "ADD does not fetch",
-    "FROM a\nADD --checksum=sha256:1 a /x": "not supported: --checksum",
+    "FROM a\nADD git@example.com:x.git /x": "needs a key",
+    "FROM a\nADD ssh://git@example.com/x.git /x": "needs a key",
+    "FROM a\nADD ftp://example.com/x /x": "fetches by http and https",
+    "FROM a\nADD git://example.com/x.git /x": "fetches by http and https",
+    "FROM a\nADD https://user:pass@example.com/x /x": "would be part of the template",
+    "FROM a\nADD https:///x /x": "fetches by http and https",
+    "FROM a\nADD https://[x /x": "is no URL",
+    "FROM a\nADD --checksum=sha256:1 https://example.com/x /x": "sha256: and 64 hex digits",
+    "FROM a\nADD --checksum=md5:1 https://example.com/x.git /x": "40 hex digits",
+    "FROM a\nADD --checksum=sha256:1 a /x": "goes with one source, which is fetched",
+    "FROM a\nADD --keep-git-dir https://example.com/x /x": "no git repository",
     "FROM a\nADD --from=b a /x": "not supported: --from",
     "FROM a\nENV": "a name and a value",
     "FROM a\nENV A": "must have two arguments",
@@ -218,7 +256,7 @@ def test_arguments_that_nobody_uses_are_said():
 
 
 def test_a_stage_that_is_not_needed_is_not_looked_at():
-    assert len(dockerfile("FROM a AS x\nRUN --mount=type=secret,id=a b\nFROM b").stages) == 1
+    assert len(dockerfile("FROM a AS x\nRUN --mount=type=ssh b\nFROM b").stages) == 1
 
 
 # --- what is uploaded

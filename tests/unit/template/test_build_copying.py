@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.errors import InvalidInput
-from agentenv.template import copying
+from agentenv.template import copying, tarballs
 from agentenv.template.copying import Owner, Source
 
 MIB = 1 << 20
@@ -134,7 +134,7 @@ def test_what_is_refused(tmp_path: Path, entries: tuple, source: str, said: str)
 
 
 def test_too_many_entries_and_too_large_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(copying, "ENTRIES_MAX", 3)
+    monkeypatch.setattr(tarballs, "ENTRIES_MAX", 3)
     with pytest.raises(InvalidInput, match="more than 3 files"):
         copied(tmp_path, tuple(entry(f"x/{n}") for n in range(4)), "x", "/srv")
     for name, fields in {"n" * (2 * MIB): {}, "x": {"pax_headers": {"comment": "c" * (2 * MIB)}}}.items():

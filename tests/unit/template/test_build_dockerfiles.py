@@ -248,15 +248,55 @@ async def test_what_is_started(rig: Rig, lines: str, config: ImageConfig, start:
     assert rig.template().builds[0].service.start == "mine"
 
 
-async def test_the_shell_of_the_image_holds_and_its_triggers_are_refused(rig: Rig):
+async def test_the_shell_of_the_image_holds(rig: Rig):
     rig.images.configs["debian"] = ImageConfig(shell=("/bin/ash", "-ec"))
     assert (await build(rig, "FROM debian\nRUN x")).status == "ready"
     assert programs(rig)["/bin/ash -ec x"].argv == ("/bin/ash", "-ec", "x")
+
+
+async def test_triggers_of_the_image_come_first(rig: Rig):
+    rig.images.configs["debian"] = ImageConfig(on_build=("ENV A=1", "WORKDIR /w", "RUN make $A", "CMD serve"))
+    job = await build(rig, "FROM golang AS b\nFROM debian\nRUN x\nFROM b")
+    assert job.status == "ready"
+    assert "make $A" not in programs(rig), "a stage that nobody needs has no triggers"
+    job = await build(rig, "FROM debian\nRUN x\n")
+    assert job.status == "ready", job.failure
+    ran = list(programs(rig))
+    assert ran.index("make $A") < ran.index("x")
+    assert programs(rig)["make $A"].workdir == "/w"
+    assert rig.template().builds[0].service.start == "exec /bin/sh -c serve"
+    assert any("ONBUILD of the image: ENV A=1; WORKDIR /w" in line for line in await rig.said(job))
+
+
+async def test_triggers_that_need_files_say_which(rig: Rig):
     rig.images.configs["debian"] = ImageConfig(on_build=("COPY . /app", "RUN make"))
     job = await build(rig, "FROM golang AS b\nFROM debian\nRUN x")
-    assert job.failure.message.startswith(
-        "Dockerfile:2: the image has ONBUILD instructions, which are not carried out: COPY . /app; RUN make\n"
-    )
+    assert job.failure.message.startswith("Dockerfile:2: ONBUILD of the image copies files of the context, which were not sent")
+    assert job.failure.on_build == {"2": ["COPY . /app", "RUN make"]}
+    await upload(rig, "a")
+    job = await build(rig, "FROM golang AS b\nFROM debian\nRUN x", {2: HASH})
+    assert job.status == "ready", job.failure
+    assert "files /app 0:0" in rig.disk()
+
+
+async def test_triggers_that_are_none_or_name_other_stages(rig: Rig):
+    for held, message in (("FROM x", "not allowed in ONBUILD"), ("COPY --from=b /a /b", "cannot name"), ("WHAT", "not one instruction")):
+        rig.images.configs["debian"] = ImageConfig(on_build=(held,))
+        job = await build(rig, "FROM debian\nRUN x")
+        assert message in job.failure.message
+        assert job.failure.message.startswith("Dockerfile:1: ")
+
+
+async def test_images_are_asked_for_with_their_registrys_account(rig: Rig):
+    rig.images.contexts |= {"one.test/a": Context(), "two.test/b": Context()}
+    rig.workshop.stage_files = {"x": b"x"}
+    accounts = {name: Registry("registry", {"username": name, "password": "secret"}) for name in ("one.test", "docker.io", "other.test")}
+    source = DockerfileSource("FROM one.test/a\nCOPY --from=two.test/b /x /x\nCOPY --from=debian /x /y\n", accounts=accounts)
+    job = await rig.build(dockerfile=source)
+    assert job.status == "ready", job.failure
+    asked = {reference: account and account.settings["username"] for reference, account in rig.images.asked}
+    assert asked == {"one.test/a": "one.test", "two.test/b": None, "debian": "docker.io"}
+    assert "secret" not in repr(source)
 
 
 async def test_a_health_check_is_no_ready_command_of_nothing(rig: Rig):
@@ -267,25 +307,6 @@ async def test_a_health_check_is_no_ready_command_of_nothing(rig: Rig):
 
 
 # --- RUN
-
-
-async def test_folders_and_scripts_of_run_are_gone_afterwards(rig: Rig):
-    rig.workshop.answers_to = lambda command: (
-        (0, "/made\n/.aenv-mount-1") if "mktemp" in command else (3, "") if command == "fails" else (0, "")
-    )
-    first = "RUN --mount=type=cache,target=/c,mode=700 --mount=type=tmpfs,target=/t works"
-    text = f"FROM debian\n{first}\nRUN --mount=type=cache,target=/c fails\n"
-    job = await build(rig, text)
-    assert job.failure.step == "2"
-    scripts = [(command.argv[2].split()[-0 or 0], command.argv[4:]) for command in rig.workshop.ran if "mount" in command.argv[2]]
-    assert [arguments for _, arguments in scripts] == [
-        ("cache", "/c", "700", "0:0"),
-        ("memory", "/t", "755", "0:0"),
-        ("/t", "/made", "/.aenv-mount-1"),
-        ("/c", "/made", "/.aenv-mount-1"),
-        ("cache", "/c", "755", "0:0"),
-        ("/c", "/made", "/.aenv-mount-1"),
-    ]
 
 
 async def test_a_script_is_put_and_run(rig: Rig):
@@ -325,6 +346,13 @@ COPIES = [
     ("COPY d a /x/", ("/x", [".", "f", "s", "s/g", "a"])),
     ("COPY d d/s /x/", ("/x", [".", "f", "s", "s/g", ".", "g"])),
     ("COPY --exclude=s d /x", ("/x", [".", "f"])),
+    ("COPY --exclude=*.tgz . /x", ("/x", ["a", "b", "d", "d/f", "d/s", "d/s/g"])),
+    ("COPY --exclude=a [ab] /x/", ("/x", ["b"])),
+    ("COPY --parents d/s/g /x", ("/x", ["d", "d/s", "d/s/g"])),
+    ("COPY --parents d/./s/g a /x/", ("/x", ["s", "s/g", "a"])),
+    ("COPY --parents d/**/[fg] /x", ("/x", ["d", "d/f", "d/s", "d/s/g"])),
+    ("COPY --parents --exclude=d/f d /x", ("/x", ["d", "d/s", "d/s/g"])),
+    ("COPY --link a /tmp", ("/", ["tmp"])),
     ("COPY none* a /x/", ("/x", ["a"])),
     ("COPY none* /x/", None),
     ("COPY t.tgz /x", ("/", ["x"])),
@@ -354,7 +382,8 @@ async def test_where_files_go(rig: Rig, line: str, expected: tuple[str, list[str
         members = copied.getmembers()
     assert [member.name for member in members] == expected[1]
     assert {member.uid for member in members} == {0}
-    assert [what for what in rig.disk() if what.startswith("files")] == [f"files {expected[0]} 0:0"]
+    apart = " apart" if "--link" in line else ""
+    assert [what for what in rig.disk() if what.startswith("files")] == [f"files {expected[0]} 0:0{apart}"]
 
 
 async def test_what_a_copy_cannot_find(rig: Rig):

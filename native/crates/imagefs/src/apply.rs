@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::ext4::{Content, Ext4Error, Kind, Meta, Tree};
 use crate::source::Excess;
-use crate::tar::{Archive, Member, MemberKind, TarError};
+use tarstream::{Archive, Member, MemberKind, TarError};
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";

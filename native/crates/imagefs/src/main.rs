@@ -10,7 +10,6 @@ mod apply;
 mod ext4;
 mod report;
 mod source;
-mod tar;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ use serde_json::json;
 use crate::ext4::{Disk, Ext4Error, Tree, Volume};
 use crate::report::{Failure, Imported, Report};
 use crate::source::{Limits, Source};
-use crate::tar::Archive;
+use tarstream::Archive;
 
 #[derive(Parser)]
 #[command(

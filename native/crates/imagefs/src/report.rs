@@ -5,11 +5,11 @@ use std::{io, iter};
 
 use lsmt::StackError;
 use serde::Serialize;
+use tarstream::TarError;
 
 use crate::apply::{excess_of, ApplyError};
 use crate::ext4::Ext4Error;
 use crate::source::Excess;
-use crate::tar::TarError;
 
 /// A layer that was written.
 #[derive(Serialize)]

@@ -24,12 +24,36 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder of RUN whose content is not part of the disk: empty at first, gone afterwards; `memory` is a tmpfs."""
+    """What lies over the disk while a RUN goes on, and is no part of it; what is written into it never gets onto the disk.
 
-    kind: Literal["cache", "memory"]
+    `memory`: a tmpfs. `bind`: `source` of the context (the archive `files_hash`), or of `stage`. `cache`: what the last RUN with that
+    `name` has left in it, at first `source` of `stage`, if one is named. `secret`: the content that the caller gives for `name`, as a
+    file or in `variable`.
+    """
+
+    kind: Literal["bind", "cache", "memory", "secret"]
     target: str
     mode: int = 0o755
     owner: str = "0:0"
+    source: str = "."
+    stage: int | None = None
+    files_hash: str = ""
+    name: str = ""
+    sharing: Literal["shared", "private", "locked"] = "shared"
+    is_read_only: bool = False
+    size_bytes: int = 0
+    variable: str = ""
+    is_required: bool = False
+
+    @property
+    def is_of_context(self) -> bool:
+        """Whether the caller's files are mounted."""
+        return self.kind == "bind" and self.stage is None
+
+    def content(self) -> list[object]:
+        """What a RUN with it depends on, but for the disk of `stage`: never what a secret or a cache holds."""
+        what = [self.kind, self.target, self.mode, self.owner, self.source, self.stage is None, self.files_hash]
+        return [*what, self.name, self.is_read_only, self.size_bytes, self.variable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +72,51 @@ class Run:
 
     def content(self) -> list[object]:
         """What it depends on."""
-        mounts = [[mount.kind, mount.target, mount.mode, mount.owner] for mount in self.mounts]
-        return ["run", self.argv, self.variables, self.script, mounts]
+        return ["run", self.argv, self.variables, self.script, [mount.content() for mount in self.mounts]]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """What ADD fetches: a file by HTTP, or what a git repository has at a revision (`https://host/repo.git#revision:folder`)."""
+
+    url: str
+    kind: Literal["file", "git"]
+    checksum: str = ""  # SHA-256 in hex, or the commit
+    keeps_git: bool = False
+
+    def content(self) -> list[object]:
+        """What is wanted; what it depends on is known once it is fetched."""
+        return [self.url, self.kind, self.checksum, self.keeps_git]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Files that come in. Of `stage`, or of the archive `files_hash` of the context, or written in the Dockerfile (`inline`).
+    """Files that come in. Of `stage`, of the archive `files_hash` of the context, written in the Dockerfile (`inline`), or fetched.
 
-    `owner` empty leaves the owners as they are. `destination` ends with `/` when it can only be a folder. `unpacks`: sources that
-    are archives are unpacked instead.
+    `owner` and `mode` empty leave those of the files as they are; `mode` is as `modes.apply_mode` takes it. `destination` ends with
+    `/` when it can only be a folder. `unpacks`: sources that are archives are unpacked instead, fetched ones if `unpacks_remotes`.
+    `parents`: the folders on the way to a source come with it. `is_apart`: no link of the destination is followed.
     """
 
     origin: Origin
     sources: tuple[str, ...]
     destination: str
     owner: str = ""
-    mode: int | None = None
+    mode: str = ""
     stage: int | None = None
     files_hash: str = ""
     inline: tuple[tuple[str, str], ...] = ()
+    remotes: tuple[Remote, ...] = ()
     excludes: tuple[str, ...] = ()
     unpacks: bool = False
+    unpacks_remotes: bool = False
+    parents: bool = False
+    is_apart: bool = False
 
     def content(self) -> list[object]:
-        """What it depends on, but for the disk of `stage`."""
-        how = [self.destination, self.owner, self.mode, self.excludes, self.unpacks, self.stage is None]
-        return ["copy", self.sources, how, self.files_hash, self.inline]
+        """What it depends on, but for the disk of `stage` and what `remotes` have."""
+        how = [self.destination, self.owner, self.mode, self.excludes, self.unpacks, self.unpacks_remotes, self.parents, self.is_apart]
+        return ["copy", self.sources, how, self.stage is None, self.files_hash, self.inline, [one.content() for one in self.remotes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +149,10 @@ class Become:
 
 
 Action = Run | Copy | MakeFolder | Become
+
+
+def stages_of(action: Action) -> list[int]:
+    """The stages whose disks an action reads, in the order of its text."""
+    if isinstance(action, Copy):
+        return [] if action.stage is None else [action.stage]
+    return [mount.stage for mount in action.mounts if mount.stage is not None] if isinstance(action, Run) else []

@@ -10,10 +10,11 @@ from e2b_dockerfile_utils import PatternMatcher, parse_heredoc
 from agentenv.core.errors import InvalidInput
 from agentenv.template.dockerfile.actions import Copy, Origin
 from agentenv.template.dockerfile.document import Instruction
+from agentenv.template.dockerfile.modes import check_mode
+from agentenv.template.dockerfile.remotes import is_remote, parse_remote
 from agentenv.template.dockerfile.scope import UNKNOWN, Scope
 
 ROOT = "0:0"
-_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
 _OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?")
 
 
@@ -27,23 +28,29 @@ def copy_action(found: Instruction, scope: Scope, workdir: str, stage: int | Non
     sources, inline = _sources(found, scope, words)
     if inline and stage is not None:
         raise InvalidInput("--from does not go with a heredoc")
-    for source in sources if found.name == "ADD" else ():
-        if _REMOTE.match(source):
-            raise InvalidInput(f"{source[:200]!r} is not in the context: ADD does not fetch", "fetch it with RUN, by curl, wget or git")
+    urls = [source for source in sources if found.name == "ADD" and is_remote(source)]
+    checksum, keeps_git = scope.word(found.flag("checksum")), found.is_set("keep-git-dir")
+    if checksum and (len(words) > 1 or not urls):
+        raise InvalidInput("--checksum goes with one source, which is fetched")
+    remotes = tuple(parse_remote(url, checksum, keeps_git) for url in urls)
     destination = _destination(scope.word(last), workdir)
     if len(words) > 1 and not destination.endswith("/"):
         raise InvalidInput("several sources need a folder: the destination must end with /", f"write {scope.word(last)}/")
     return Copy(
         Origin(found.line, str(found)),
-        tuple(sources),
+        tuple(source for source in sources if source not in urls),
         destination,
         owner=_owner(found, scope, stage),
         mode=_mode(found, scope),
         stage=stage,
         files_hash=files_hash,
         inline=tuple(inline),
+        remotes=remotes,
         excludes=_excludes(found, scope),
         unpacks=found.name == "ADD" and found.is_set("unpack", default=True),
+        unpacks_remotes=found.name == "ADD" and found.is_set("unpack"),
+        parents=found.is_set("parents"),
+        is_apart=found.is_set("link"),
     )
 
 
@@ -60,8 +67,7 @@ def _sources(found: Instruction, scope: Scope, words: list[str]) -> tuple[list[s
         source = scope.word(word)
         if not source:
             raise InvalidInput(f"the source {word!r} is empty", "is an ARG that it uses set?")
-        is_remote = found.name == "ADD" and _REMOTE.match(source)
-        sources.append(source if is_remote else _below_root(source))
+        sources.append(source if found.name == "ADD" and is_remote(source) else _below_root(source, found.is_set("parents")))
     return sources, inline
 
 
@@ -71,9 +77,11 @@ def _file_name(name: str) -> str:
     return name
 
 
-def _below_root(source: str) -> str:
-    """`..` cannot leave the root, as in BuildKit."""
-    return posixpath.normpath("/" + source.lstrip("/")).lstrip("/") or "."
+def _below_root(source: str, parents: bool = False) -> str:
+    """`..` cannot leave the root, as in BuildKit. With --parents the first `/./` says what is not kept."""
+    before, pivot, after = source.partition("/./") if parents else (source, "", "")
+    plain = posixpath.normpath("/" + before.lstrip("/")).lstrip("/") or "."
+    return f"{plain}/./{_below_root(after)}" if pivot else plain
 
 
 def _destination(word: str, workdir: str) -> str:
@@ -94,15 +102,9 @@ def _owner(found: Instruction, scope: Scope, stage: int | None) -> str:
     return f"{owner}:{owner}" if owner.isdecimal() else owner
 
 
-def _mode(found: Instruction, scope: Scope) -> int | None:
-    if "chmod" not in found.flags:
-        return None
+def _mode(found: Instruction, scope: Scope) -> str:
     mode = scope.word(found.flag("chmod"))
-    if UNKNOWN in mode:
-        return None
-    if not re.fullmatch(r"0?[0-7]{1,4}", mode):
-        raise InvalidInput(f"--chmod={mode[:80]}: only modes in octal are supported", "write --chmod=755")
-    return int(mode, 8)
+    return "" if "chmod" not in found.flags or UNKNOWN in mode else check_mode(mode)
 
 
 def _excludes(found: Instruction, scope: Scope) -> tuple[str, ...]:

@@ -26,13 +26,13 @@ _COPY_FLAGS: Mapping[str, FlagKind] = {
     "from": "text",
     "link": "bool",
     "exclude": "many",
-    "parents": "refused",
+    "parents": "bool",
 }
 _FLAGS: Mapping[str, Mapping[str, FlagKind]] = {
     "FROM": {"platform": "text"},
     "RUN": {"mount": "many", "network": "text", "security": "text", "device": "refused"},
     "COPY": _COPY_FLAGS,
-    "ADD": {**_COPY_FLAGS, "from": "refused", "unpack": "bool", "checksum": "refused", "keep-git-dir": "refused"},
+    "ADD": {**_COPY_FLAGS, "from": "refused", "unpack": "bool", "checksum": "text", "keep-git-dir": "bool"},
     "HEALTHCHECK": dict.fromkeys(("interval", "timeout", "start-period", "start-interval", "retries"), "text"),
 }
 
@@ -118,16 +118,20 @@ def parse(text: str, name: str = "Dockerfile") -> Document:
 def parse_trigger(document: Document, onbuild: Instruction) -> Instruction:
     """The instruction that an ONBUILD holds. DockerfileError."""
     _, *rest = onbuild.text.split(maxsplit=1)
-    held = rest[0] if rest else ""
+    return parse_held(document, onbuild.line, rest[0] if rest else "")
+
+
+def parse_held(document: Document, line: int, held: str) -> Instruction:
+    """An instruction that was kept for those who start from its image; errors name `line`. DockerfileError."""
     if not held:
-        raise document.error(onbuild.line, "ONBUILD needs an instruction")
+        raise document.error(line, "ONBUILD needs an instruction")
     try:
         (found,) = parse_dockerfile_ast(f"# escape={document.escape}\n{held}").instructions
     except (DockerfileSyntaxError, ValueError) as error:
-        raise document.error(onbuild.line, f"ONBUILD: `{held[:_SHOWN_CHARS]}` is not one instruction") from error
+        raise document.error(line, f"ONBUILD: `{held[:_SHOWN_CHARS]}` is not one instruction") from error
     if found.name in ("ONBUILD", "FROM", "MAINTAINER"):
-        raise document.error(onbuild.line, f"{found.name} is not allowed in ONBUILD")
-    found.start_line = onbuild.line
+        raise document.error(line, f"{found.name} is not allowed in ONBUILD")
+    found.start_line = line
     return _instruction(document, found)
 
 

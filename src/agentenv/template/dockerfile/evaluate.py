@@ -122,7 +122,9 @@ class _Evaluator:
         takes[found.name](found)
 
     def _run(self, found: Instruction) -> None:
-        self.actions.append(run_action(found, self.scope, self.state.shell, self.state.context.workdir))
+        stages = {word: stage for (line, word), stage in self._dockerfile.sources.items() if line == found.line}
+        files_hash = self._files.get(found.line, "")
+        self.actions.append(run_action(found, self.scope, self.state.shell, self.state.context.workdir, stages, files_hash))
 
     def _copy(self, found: Instruction) -> None:
         stage = self._dockerfile.sources.get((found.line, found.flag("from")))

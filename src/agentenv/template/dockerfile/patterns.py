@@ -1,6 +1,7 @@
 """Sources of COPY and ADD as paths: literal, or with the wildcards of Go's `filepath.Match`, which BuildKit uses.
 
-`*` and `?` match anything but `/`, a dot at the beginning included; `[a-z]`, `[^a]` and `\\\\` are as usual.
+`*` and `?` match anything but `/`, a dot at the beginning included; `[a-z]`, `[^a]` and `\\\\` are as usual. With --parents `**` stands
+for any folders, none included, and what comes before `/./` is not kept.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class SourcePath:
     text: str
     parts: Parts
     patterns: tuple[re.Pattern[str] | None, ...]
+    pivot: int = 0  # how many parts are not kept by --parents
+    deep: int | None = None  # where the first `**` is
 
     @property
     def is_pattern(self) -> bool:
@@ -29,10 +32,34 @@ class SourcePath:
 
     def match(self, parts: Parts) -> tuple[Parts, Parts] | None:
         """What of an entry's path names a match, and what comes below it; None when it belongs to none."""
+        if self.deep is not None:
+            return self._match_deep(parts)
         count = len(self.parts)
         if len(parts) < count or not all(self.fits(at, part) for at, part in enumerate(parts[:count])):
             return None
         return parts[:count], parts[count:]
+
+    def above(self) -> str:
+        """The folder below which all matches are."""
+        return "/".join(self.parts[: self.deep])
+
+    def _match_deep(self, parts: Parts) -> tuple[Parts, Parts] | None:
+        reached = self._skip({0})
+        for count in range(len(parts) + 1):
+            if len(self.parts) in reached:
+                return parts[:count], parts[count:]
+            if count == len(parts):
+                break
+            on = {at + 1 for at in reached if at < len(self.parts) and self.parts[at] != "**" and self.fits(at, parts[count])}
+            reached = self._skip(on | {at for at in reached if at < len(self.parts) and self.parts[at] == "**"})
+        return None
+
+    def _skip(self, reached: set[int]) -> set[int]:
+        """With the places behind every `**`, which may stand for no folder."""
+        for at in range(len(self.parts)):
+            if at in reached and self.parts[at] == "**":
+                reached = reached | {at + 1}
+        return reached
 
     def fits(self, at: int, name: str) -> bool:
         """Whether the part at that place may be `name`."""
@@ -40,10 +67,18 @@ class SourcePath:
         return name == self.parts[at] if pattern is None else pattern.fullmatch(name) is not None
 
 
-def parse_source(text: str) -> SourcePath:
+def parse_source(text: str, parents: bool = False) -> SourcePath:
     """A source below the root; `.` is the root itself. InvalidInput when a pattern is none."""
-    parts = tuple(part for part in text.split("/") if part not in ("", "."))
-    return SourcePath(text, parts, tuple(_compiled(part, text) if _WILDCARDS & set(part) else None for part in parts))
+    parts = _split(text)
+    patterns = tuple(_compiled(part, text) if _WILDCARDS & set(part) else None for part in parts)
+    if not parents:
+        return SourcePath(text, parts, patterns)
+    before, pivot, _ = text.partition("/./")
+    return SourcePath(text, parts, patterns, len(_split(before)) if pivot else 0, parts.index("**") if "**" in parts else None)
+
+
+def _split(text: str) -> Parts:
+    return tuple(part for part in text.split("/") if part not in ("", "."))
 
 
 def _compiled(part: str, text: str) -> re.Pattern[str]:

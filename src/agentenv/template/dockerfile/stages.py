@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentenv.core.errors import InvalidInput
-from agentenv.template.dockerfile.document import DockerfileError, Document, Instruction, parse_trigger
+from agentenv.template.dockerfile.document import DockerfileError, Document, Instruction, parse_held, parse_trigger
+from agentenv.template.dockerfile.mount_words import mount_fields
 from agentenv.template.dockerfile.scope import PLATFORM, PLATFORM_ARGUMENTS, Scope
 
 TEMPLATE_SCHEME = "template://"
@@ -77,6 +78,17 @@ def read(document: Document, given: Mapping[str, str], target: str = "") -> Dock
     unused = sorted(set(given) - declared - Scope("", given, {}).proxies().keys() - PLATFORM_ARGUMENTS.keys())
     warnings = (*document.warnings, *(f"{document.name}: no ARG uses the build argument {name}" for name in unused))
     return Dockerfile(document, given, outer, needed, resolver.sources, warnings)
+
+
+def with_triggers(dockerfile: Dockerfile, stage: Stage, held: Sequence[str]) -> Stage:
+    """The stage with what ONBUILD of its base image has it do first; their line is that of its FROM. DockerfileError."""
+    document = dockerfile.document
+    triggers = tuple(parse_held(document, stage.line, text) for text in held)
+    for found in triggers:
+        if _from_words(document, found):
+            message = f"ONBUILD of the image: `{found}` reads other stages or images, which it cannot name"
+            raise document.error(stage.line, message, "write it into the Dockerfile")
+    return replace(stage, instructions=(*triggers, *stage.instructions))
 
 
 def parse_base(name: str) -> Base:
@@ -172,7 +184,7 @@ class _Resolver:
         if stage.base.kind == "stage":
             self._visit(self._stages[stage.base.stage], order)
         for found in stage.instructions:
-            for word in _from_words(found):
+            for word in _from_words(self._document, found):
                 self._visit(self._meant(stage, found, word), order)
         order[stage.index] = stage
 
@@ -215,8 +227,14 @@ class _Resolver:
         return image
 
 
-def _from_words(found: Instruction) -> list[str]:
-    return [found.flag("from")] if found.name == "COPY" and "from" in found.flags else []
+def _from_words(document: Document, found: Instruction) -> list[str]:
+    if found.name == "COPY" and "from" in found.flags:
+        return [found.flag("from")]
+    try:
+        mounts = [mount_fields(text) for text in found.flags.get("mount", ()) if "from=" in text]
+    except InvalidInput as error:
+        raise document.error(found.line, f"{found.name}: {error.message}", error.hint) from error
+    return [fields["from"] for fields in mounts if "from" in fields]
 
 
 def _lexed(document: Document, found: Instruction, scope: Scope, text: str) -> str:

@@ -9,12 +9,17 @@
 //! | `look` | `{"owner": "user[:group]", "path"}` | `{"uid", "gid", "isFolder"}`; 400: no such user or group |
 //! | `user` | `{"name"}` | 204; the user is made if there is none of that name |
 //! | `folder` | `{"path", "uid", "gid"}` | 204; with the folders that are missing above it |
-//! | `pack` | `{"sources": [path, ...]}` | a tar archive of what the disk has of them; see `pack` |
-//! | `unpack?path=&uid=&gid=` | a tar archive | 204; what it holds is below the folder then, which is made as by `folder` |
+//! | `pack` | `{"sources": [path, ...], "root", "parents"}` | a tar archive of what the disk has of them below `root`; see `pack` |
+//! | `unpack?path=&uid=&gid=&apart=` | a tar archive | 204; what it holds is below the folder then, which is made as by `folder` |
+//! | `mount` | see `mounts` | `{"made"}`: what it had to make for the target |
+//! | `unmount` | see `mounts` | 204 |
 
 mod accounts;
+mod facts;
+mod mounts;
 mod pack;
 mod unpack;
+mod wildcard;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -65,6 +70,8 @@ struct FolderRequest {
 #[serde(default)]
 struct PackRequest {
     sources: Vec<String>,
+    root: String,
+    parents: bool,
 }
 
 /// Whose new files are.
@@ -102,6 +109,8 @@ pub async fn handle(
         "folder" => folder(body).await,
         "pack" => pack_sources(body).await,
         "unpack" => unpack_body(query, body).await,
+        "mount" => mount(body).await,
+        "unmount" => unmount(body).await,
         _ => Err(RestError::new(
             StatusCode::NOT_FOUND,
             format!("no such endpoint: /provision/{call}"),
@@ -152,12 +161,37 @@ async fn folder(body: Incoming) -> Result<Response<Body>, RestError> {
 
 async fn pack_sources(body: Incoming) -> Result<Response<Body>, RestError> {
     let request: PackRequest = http::read_json(body).await?;
+    let root = absolute(match request.root.as_str() {
+        "" => "/",
+        given => given,
+    })?;
     let (mut sender, pieces) = pack::channel(UNPACK_QUEUE_PIECES);
     tokio::task::spawn_blocking(move || {
-        let outcome = pack::pack(Path::new("/"), &request.sources, &mut sender);
+        let outcome = pack::pack(&root, &request.sources, request.parents, &mut sender);
         sender.finish(outcome);
     });
     Ok(Response::new(pieces.boxed_unsync()))
+}
+
+async fn mount(body: Incoming) -> Result<Response<Body>, RestError> {
+    let request: mounts::Mount = http::read_json(body).await?;
+    let target = absolute(&request.target)?;
+    worker(move || {
+        let made = mounts::mount(&request, &target).map_err(|error| failed(&target, &error))?;
+        let answer = serde_json::json!({ "made": made });
+        Ok(http::json(StatusCode::OK, answer.to_string()))
+    })
+    .await
+}
+
+async fn unmount(body: Incoming) -> Result<Response<Body>, RestError> {
+    let request: mounts::Unmount = http::read_json(body).await?;
+    let target = absolute(&request.target)?;
+    worker(move || {
+        mounts::unmount(&request, &target).map_err(|error| failed(&target, &error))?;
+        Ok(http::empty(StatusCode::NO_CONTENT))
+    })
+    .await
 }
 
 async fn unpack_body(
@@ -170,10 +204,11 @@ async fn unpack_body(
         return Err(RestError::new(StatusCode::BAD_REQUEST, message));
     };
     let path = absolute(query_value(query, "path").unwrap_or(""))?;
+    let is_apart = query_value(query, "apart") == Some("true");
     let (sender, receiver) = mpsc::channel(UNPACK_QUEUE_PIECES);
     let work = tokio::task::spawn_blocking(move || {
         let pieces = unpack::Pieces::new(receiver);
-        unpack::unpack(pieces, &path, Owner { uid, gid })
+        unpack::unpack(pieces, &path, Owner { uid, gid }, is_apart)
     });
     let feed = async {
         while let Some(frame) = tokio::time::timeout(BODY_IDLE_MAX, body.frame())

@@ -2,19 +2,24 @@
 //!
 //! A source is a path below the root whose parts may be patterns as Go's `filepath.Match` has them. Links on the way to
 //! a source, and a source that is one, are followed; links inside a folder stay links. What is mounted over the disk
-//! is not part of it. Names are those the caller gave.
+//! is not part of it, and sockets are not. Names are those the caller gave; the later names of a file are links to its first.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::Frame;
-use tar::{Builder, EntryType, Header};
+use tarstream::{MemberKind, Writer};
 use tokio::sync::mpsc;
+
+use super::facts;
+use super::wildcard::fits;
 
 const PIECE_BYTES: usize = 256 << 10;
 
@@ -78,15 +83,102 @@ impl http_body::Body for Pieces {
 }
 
 /// Writes an archive of what `root` has of the sources.
-pub fn pack(root: &Path, sources: &[String], output: impl Write) -> io::Result<()> {
-    let device = fs::metadata(root)?.dev();
-    let mut archive = Builder::new(output);
+/// With `parents` it begins with the folders above each, as they are on the way to it.
+pub fn pack(root: &Path, sources: &[String], parents: bool, output: impl Write) -> io::Result<()> {
+    let mut packing = Packing {
+        archive: Writer::new(output),
+        device: fs::metadata(root)?.dev(),
+        firsts: HashMap::new(),
+        done: (parents || sources.len() > 1).then(HashSet::new),
+    };
     for source in sources {
         for (name, place) in matches(root, source) {
-            add(&mut archive, &name, &place, device)?;
+            if parents {
+                packing.add_above(root, &name)?;
+            }
+            packing.add(&name, &place)?;
         }
     }
-    archive.into_inner()?.flush()
+    packing.archive.finish()
+}
+
+struct Packing<W> {
+    archive: Writer<W>,
+    device: u64,
+    /// Of files with several names: the one that has the content.
+    firsts: HashMap<u64, PathBuf>,
+    /// Names in the archive, where sources may overlap.
+    done: Option<HashSet<PathBuf>>,
+}
+
+impl<W: Write> Packing<W> {
+    fn add_above(&mut self, root: &Path, name: &Path) -> io::Result<()> {
+        let above: Vec<&Path> = name.ancestors().skip(1).collect();
+        for folder in above.into_iter().rev().skip(1) {
+            let is_new = self
+                .done
+                .as_mut()
+                .is_none_or(|done| done.insert(folder.to_owned()));
+            let place = fs::canonicalize(root.join(folder))?;
+            if is_new {
+                let facts = fs::metadata(&place)?;
+                self.append(MemberKind::Directory, folder, &place, &facts)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: &Path, place: &Path) -> io::Result<()> {
+        let facts = fs::symlink_metadata(place)?;
+        let is_foreign = facts.dev() != self.device;
+        let Some(kind) = facts::kind_of(&facts).filter(|_| !is_foreign || facts.is_dir()) else {
+            return Ok(());
+        };
+        let is_new = self
+            .done
+            .as_mut()
+            .is_none_or(|done| done.insert(name.to_owned()));
+        if is_new {
+            self.append(kind, name, place, &facts)?;
+        }
+        if kind != MemberKind::Directory || is_foreign {
+            return Ok(());
+        }
+        let mut children: Vec<_> = fs::read_dir(place)?.collect::<io::Result<_>>()?;
+        children.sort_by_key(fs::DirEntry::file_name);
+        children
+            .iter()
+            .try_for_each(|child| self.add(&name.join(child.file_name()), &child.path()))
+    }
+
+    fn append(
+        &mut self,
+        kind: MemberKind,
+        name: &Path,
+        place: &Path,
+        facts: &Metadata,
+    ) -> io::Result<()> {
+        let shown = match name.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => name,
+        };
+        let mut member = facts::member(kind, shown, place, facts)?;
+        if kind != MemberKind::Directory && facts.nlink() > 1 {
+            if let Some(first) = self.firsts.get(&facts.ino()) {
+                member.kind = MemberKind::HardLink;
+                member.link = first.as_os_str().as_bytes().to_vec();
+                member.xattrs.clear();
+                return self.archive.append(&member);
+            }
+            self.firsts.insert(facts.ino(), shown.to_owned());
+        }
+        if kind != MemberKind::File {
+            return self.archive.append(&member);
+        }
+        let file = File::open(place)?;
+        let parts = facts::parts(&file, facts)?;
+        self.archive.append_file(&member, &parts, &file)
+    }
 }
 
 /// What there is of a source: its name, and where it is once links are followed. Sorted.
@@ -122,184 +214,11 @@ fn matches(root: &Path, source: &str) -> Vec<(PathBuf, PathBuf)> {
         .collect()
 }
 
-fn add(
-    archive: &mut Builder<impl Write>,
-    name: &Path,
-    place: &Path,
-    device: u64,
-) -> io::Result<()> {
-    let facts = fs::symlink_metadata(place)?;
-    let shown = match name.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => name,
-    };
-    let mut header = Header::new_gnu();
-    header.set_metadata(&facts);
-    if facts.dev() != device {
-        return match facts.is_dir() {
-            true => append(archive, &mut header, shown, EntryType::Directory),
-            false => Ok(()),
-        };
-    }
-    if facts.is_symlink() {
-        header.set_size(0);
-        archive.append_link(&mut header, shown, fs::read_link(place)?)
-    } else if facts.is_dir() {
-        append(archive, &mut header, shown, EntryType::Directory)?;
-        let mut children: Vec<_> = fs::read_dir(place)?.collect::<io::Result<_>>()?;
-        children.sort_by_key(fs::DirEntry::file_name);
-        children.iter().try_for_each(|child| {
-            add(
-                archive,
-                &name.join(child.file_name()),
-                &child.path(),
-                device,
-            )
-        })
-    } else if facts.is_file() {
-        append_file(archive, header, shown, place, &facts)
-    } else if facts.file_type().is_socket() {
-        Ok(())
-    } else {
-        append(archive, &mut header, shown, EntryType::Fifo)
-    }
-}
-
-fn append(
-    archive: &mut Builder<impl Write>,
-    header: &mut Header,
-    name: &Path,
-    kind: EntryType,
-) -> io::Result<()> {
-    header.set_entry_type(kind);
-    header.set_size(0);
-    archive.append_data(header, name, io::empty())
-}
-
-fn append_file(
-    archive: &mut Builder<impl Write>,
-    mut header: Header,
-    name: &Path,
-    place: &Path,
-    facts: &Metadata,
-) -> io::Result<()> {
-    let file = File::open(place)?;
-    header.set_size(facts.len());
-    // A file that grows or shrinks meanwhile must not shift what comes after it.
-    let content = file
-        .take(facts.len())
-        .chain(io::repeat(0))
-        .take(facts.len());
-    archive.append_data(&mut header, name, content)
-}
-
-/// Whether a name fits a pattern, as Go's `filepath.Match` says. The host has checked that it is one.
-fn fits(pattern: &str, name: &str) -> bool {
-    let pattern: Vec<char> = pattern.chars().collect();
-    let name: Vec<char> = name.chars().collect();
-    fits_rest(&pattern, &name)
-}
-
-fn fits_rest(pattern: &[char], name: &[char]) -> bool {
-    // The last `*`, and how much of the name it has taken: a later one makes an earlier one's choice final.
-    let (mut at, mut of) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while of < name.len() {
-        if pattern.get(at) == Some(&'*') {
-            star = Some((at + 1, of));
-            at += 1;
-        } else if let Some(length) = one(&pattern[at.min(pattern.len())..], name[of]) {
-            at += length;
-            of += 1;
-        } else if let Some((after, taken)) = star {
-            star = Some((after, taken + 1));
-            (at, of) = (after, taken + 1);
-        } else {
-            return false;
-        }
-    }
-    pattern[at.min(pattern.len())..]
-        .iter()
-        .all(|left| *left == '*')
-}
-
-/// How much of the pattern stands for the character, None when it does not fit.
-fn one(pattern: &[char], character: char) -> Option<usize> {
-    match pattern {
-        ['?', ..] => Some(1),
-        ['\\', escaped, ..] => (*escaped == character).then_some(2),
-        ['[', rest @ ..] => group(rest, character).map(|length| length + 1),
-        [literal, ..] => (*literal == character).then_some(1),
-        [] => None,
-    }
-}
-
-fn group(rest: &[char], character: char) -> Option<usize> {
-    let is_negated = rest.first() == Some(&'^');
-    let mut at = usize::from(is_negated);
-    let (first, mut has_it) = (at, false);
-    let letter = |at: &mut usize| -> Option<char> {
-        if rest.get(*at) == Some(&'\\') {
-            *at += 1;
-        }
-        *at += 1;
-        rest.get(*at - 1).copied()
-    };
-    while rest.get(at) != Some(&']') || at == first {
-        let low = letter(&mut at)?;
-        let mut high = low;
-        if rest.get(at) == Some(&'-') {
-            at += 1;
-            high = letter(&mut at)?;
-        }
-        has_it |= (low..=high).contains(&character);
-    }
-    (has_it != is_negated).then_some(at + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
-    use tar::Archive;
-
-    #[test]
-    fn patterns_fit_as_in_go() {
-        let yes = [
-            ("*", ".hidden"),
-            ("*.txt", "a.txt"),
-            ("a*b*c", "aXbYbc"),
-            ("?", "é"),
-            ("[a-c]x", "bx"),
-            ("[^a-c]x", "dx"),
-            ("\\*", "*"),
-            ("[\\]]", "]"),
-            ("a**", "a"),
-        ];
-        let no = [
-            ("*.txt", "a.txt2"),
-            ("?", ""),
-            ("?", "ab"),
-            ("[a-c]x", "dx"),
-            ("[^a-c]x", "ax"),
-            ("\\*", "a"),
-            ("a*b", "a"),
-            ("", "a"),
-            ("[a", "a"),
-        ];
-        assert!(
-            yes.iter().all(|(pattern, name)| fits(pattern, name)),
-            "{yes:?}"
-        );
-        assert!(
-            !no.iter().any(|(pattern, name)| fits(pattern, name)),
-            "{no:?}"
-        );
-        let mut noise = crate::fuzz::Noise::new(5);
-        for _ in 0..5_000 {
-            let _any = fits(&noise.text(&["[a-c]*?\\x[^"]), &noise.text(&["abc-]["]));
-        }
-    }
+    use tarstream::Archive;
 
     #[test]
     fn what_is_asked_for_is_in_the_archive() {
@@ -319,34 +238,39 @@ mod tests {
         symlink("nothing", root.join("dangling")).unwrap();
         let long = format!("usr/{}", "n".repeat(200));
         fs::write(root.join(&long), vec![7; 300_000]).unwrap();
-        let names = |sources: &[&str]| -> Vec<String> {
+        let told = |parents: bool, sources: &[&str]| -> Vec<String> {
             let sources: Vec<String> = sources.iter().map(ToString::to_string).collect();
             let mut bytes = Vec::new();
-            pack(&root, &sources, &mut bytes).unwrap();
+            pack(&root, &sources, parents, &mut bytes).unwrap();
             let mut archive = Archive::new(bytes.as_slice());
-            let entries = archive.entries().unwrap().map(|entry| {
-                let entry = entry.unwrap();
-                let kind = entry.header().entry_type();
-                let size = entry.header().size().unwrap();
-                format!("{} {kind:?} {size}", entry.path().unwrap().display())
+            let members = std::iter::from_fn(|| archive.next_member().unwrap());
+            let lines = members.map(|member| {
+                let (path, kind) = (String::from_utf8(member.path).unwrap(), member.kind);
+                format!("{path} {kind:?} {}", member.size_bytes)
             });
-            entries.collect()
+            lines.collect()
         };
+        let names = |sources: &[&str]| told(false, sources);
         assert_eq!(
             names(&["usr/lib/a.so", "none", "dangling"]),
-            ["usr/lib/a.so Regular 12"]
+            ["usr/lib/a.so File 12"]
         );
-        let by_pattern = [
-            "lib/a.so Regular 12",
-            "lib/b.so Regular 12",
-            "lib/z.so Regular 12",
-        ];
+        let by_pattern = ["lib/a.so File 12", "lib/b.so File 12", "lib/z.so File 12"];
         assert_eq!(
             names(&["lib/*.so"]),
             by_pattern,
             "links on the way and at the end are followed"
         );
-        let deep = ["lib/deep Directory 0", "lib/deep/d.so Regular 17"];
+        let with_parents = [
+            "usr Directory 0",
+            "usr/lib Directory 0",
+            "usr/lib/c.txt File 13",
+            "lib Directory 0",
+            "lib/deep Directory 0",
+            "lib/deep/d.so File 17",
+        ];
+        assert_eq!(told(true, &["usr/lib/c.txt", "lib/deep/*"]), with_parents);
+        let deep = ["lib/deep Directory 0", "lib/deep/d.so File 17"];
         assert_eq!(names(&["lib/deep"]), deep);
         let all = names(&["."]);
         assert!(all.contains(&". Directory 0".to_owned()), "{all:?}");
@@ -354,7 +278,7 @@ mod tests {
             all.contains(&"usr/lib/z.so Symlink 0".to_owned()),
             "links inside stay links: {all:?}"
         );
-        assert!(all.contains(&format!("{long} Regular 300000")), "{all:?}");
+        assert!(all.contains(&format!("{long} File 300000")), "{all:?}");
         fs::remove_dir_all(root).unwrap();
     }
 }

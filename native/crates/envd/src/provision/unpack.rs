@@ -4,18 +4,21 @@
 //! else takes the place of what is there, but never that of a folder. The destination itself keeps its owner and
 //! mode if it was there.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{symlink, OpenOptionsExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{symlink, FileExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use bytes::{Buf, Bytes};
-use rustix::fs::{utimensat, AtFlags, Timestamps, CWD};
-use rustix::time::Timespec;
-use tar::{Archive, Entry, EntryType};
+use rustix::fs::{makedev, mknodat, FileType, Mode, CWD};
+use tarstream::{Archive, Member, MemberKind};
 use tokio::sync::mpsc;
 
-use super::{give, make_folders, Owner};
+use super::{facts, give, make_folders, Owner};
+
+const BUFFER_BYTES: usize = 256 << 10;
 
 /// A failure and the place it is about.
 #[derive(Debug)]
@@ -59,36 +62,74 @@ impl Read for Pieces {
 }
 
 /// Unpacks `archive` below `folder`, which is made as `owner`'s if it is missing.
-pub fn unpack(archive: impl Read, folder: &Path, owner: Owner) -> Result<(), Failure> {
+/// `is_apart` makes it as if unpacked alone and laid over the disk: links on the way give way to folders, folders to files.
+pub fn unpack(
+    archive: impl Read,
+    folder: &Path,
+    owner: Owner,
+    is_apart: bool,
+) -> Result<(), Failure> {
     let at = |path: &Path| {
         let path = path.to_owned();
         move |error: io::Error| Failure { path, error }
     };
+    if is_apart {
+        make_way(folder).map_err(at(folder))?;
+    }
     let is_new = make_folders(folder, owner).map_err(at(folder))?;
     let mut archive = Archive::new(archive);
-    let mut folders: Vec<(PathBuf, u32, i64)> = Vec::new();
-    for entry in archive.entries().map_err(at(folder))? {
-        let mut entry = entry.map_err(at(folder))?;
-        let name = below(&entry.path().map_err(at(folder))?).map_err(at(folder))?;
+    let mut folders: Vec<(PathBuf, Member)> = Vec::new();
+    while let Some(member) = archive
+        .next_member()
+        .map_err(|error| at(folder)(io::Error::other(error)))?
+    {
+        let name = below(&member.path).map_err(at(folder))?;
         let place = folder.join(&name);
-        if entry.header().entry_type() != EntryType::Directory {
-            put(&mut entry, folder, &place).map_err(at(&place))?;
-        } else if let Some(facts) =
-            join(&entry, &place, is_new || place != folder).map_err(at(&place))?
-        {
-            folders.push((place, facts.0, facts.1));
+        if is_apart {
+            make_way(place.parent().unwrap_or(folder)).map_err(at(&place))?;
+            clear(&place, member.kind).map_err(at(&place))?;
+        }
+        if member.kind != MemberKind::Directory {
+            put(&mut archive, &member, folder, &place).map_err(at(&place))?;
+        } else if join(&member, &place, is_new || place != folder).map_err(at(&place))? {
+            folders.push((place, member));
         }
     }
     // Last, and the deepest first: what is put into a folder changes its time, and its mode may forbid it.
-    for (place, mode, time_s) in folders.into_iter().rev() {
-        let set = fs::set_permissions(&place, fs::Permissions::from_mode(mode));
-        set.and_then(|()| set_time(&place, time_s))
-            .map_err(at(&place))?;
+    for (place, member) in folders.into_iter().rev() {
+        facts::set(&place, &member).map_err(at(&place))?;
     }
     Ok(())
 }
 
-fn below(path: &Path) -> io::Result<PathBuf> {
+/// Removes the first thing on a path that is no folder itself.
+fn make_way(folder: &Path) -> io::Result<()> {
+    let mut places: Vec<&Path> = folder.ancestors().collect();
+    places.reverse();
+    for place in places {
+        match fs::symlink_metadata(place) {
+            Ok(info) if info.is_dir() => {}
+            Ok(_) => return fs::remove_file(place),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Removes what is at `place` unless both it and what comes are folders.
+fn clear(place: &Path, kind: MemberKind) -> io::Result<()> {
+    match fs::symlink_metadata(place) {
+        Ok(info) if info.is_dir() && kind == MemberKind::Directory => Ok(()),
+        Ok(info) if info.is_dir() => fs::remove_dir_all(place),
+        Ok(_) => fs::remove_file(place),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn below(path: &[u8]) -> io::Result<PathBuf> {
+    let path = Path::new(OsStr::from_bytes(path));
     let mut name = PathBuf::new();
     for component in path.components() {
         match component {
@@ -105,52 +146,67 @@ fn below(path: &Path) -> io::Result<PathBuf> {
     Ok(name)
 }
 
-/// Makes a folder or joins the one that is there. Returns mode and time to set in the end.
-fn join<R: Read>(
-    entry: &Entry<'_, R>,
-    place: &Path,
-    sets_facts: bool,
-) -> io::Result<Option<(u32, i64)>> {
+/// Makes a folder or joins the one that is there. Returns whether it gets the member's facts in the end.
+fn join(member: &Member, place: &Path, sets_facts: bool) -> io::Result<bool> {
     if !place.is_dir() {
         remove_other(place)?;
         fs::create_dir(place)?;
     } else if !sets_facts || fs::symlink_metadata(place)?.is_symlink() {
-        return Ok(None);
+        return Ok(false);
     }
-    give(place, owner_of(entry)?)?;
-    let header = entry.header();
-    Ok(Some((header.mode()? & 0o7777, time_of(entry)?)))
+    give(place, facts::owner(member)?)?;
+    Ok(true)
 }
 
-fn put<R: Read>(entry: &mut Entry<'_, R>, folder: &Path, place: &Path) -> io::Result<()> {
+fn put<R: Read>(
+    archive: &mut Archive<R>,
+    member: &Member,
+    folder: &Path,
+    place: &Path,
+) -> io::Result<()> {
     if let Some(above) = place.parent().filter(|above| !above.is_dir()) {
-        make_folders(above, owner_of(entry)?)?;
+        make_folders(above, facts::owner(member)?)?;
     }
     remove_other(place)?;
-    let kind = entry.header().entry_type();
-    let target = entry.link_name()?.map(|name| name.into_owned());
-    match (kind, target) {
-        (EntryType::Regular | EntryType::Continuous, _) => {
-            let mode = entry.header().mode()? & 0o7777;
-            let mut file = File::options()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(place)?;
-            io::copy(entry, &mut file)?;
-            give(place, owner_of(entry)?)?;
-            file.set_permissions(fs::Permissions::from_mode(mode))?;
-            set_time(place, time_of(entry)?)
-        }
-        (EntryType::Symlink, Some(target)) => {
-            symlink(target, place)?;
-            give(place, owner_of(entry)?)
-        }
-        (EntryType::Link, Some(target)) => fs::hard_link(folder.join(below(&target)?), place),
-        _ => Err(io::Error::other(
-            "the archive has something there that is neither file, folder nor link",
-        )),
+    let node = |kind| {
+        let (major, minor) = member.device;
+        mknodat(
+            CWD,
+            place,
+            kind,
+            Mode::from_raw_mode(0o600),
+            makedev(major, minor),
+        )
+    };
+    match member.kind {
+        MemberKind::File => write(archive, member, place)?,
+        MemberKind::Symlink => symlink(OsStr::from_bytes(&member.link), place)?,
+        MemberKind::Character => node(FileType::CharacterDevice)?,
+        MemberKind::Block => node(FileType::BlockDevice)?,
+        MemberKind::Fifo => node(FileType::Fifo)?,
+        MemberKind::HardLink => return fs::hard_link(folder.join(below(&member.link)?), place),
+        MemberKind::Directory => fs::create_dir(place)?,
     }
+    facts::set(place, member)
+}
+
+/// Writes the content; what the archive does not have of it stays a hole.
+fn write<R: Read>(archive: &mut Archive<R>, member: &Member, place: &Path) -> io::Result<()> {
+    let mut options = File::options();
+    let file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(place)?;
+    file.set_len(member.size_bytes)?;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    while let Some((offset, count)) = archive
+        .read_content(&mut buffer)
+        .map_err(io::Error::other)?
+    {
+        file.write_all_at(&buffer[..count], offset)?;
+    }
+    Ok(())
 }
 
 /// Removes what is no folder; nothing being there is fine.
@@ -163,35 +219,12 @@ fn remove_other(place: &Path) -> io::Result<()> {
     }
 }
 
-fn owner_of<R: Read>(entry: &Entry<'_, R>) -> io::Result<Owner> {
-    let id = |number: u64| u32::try_from(number).map_err(io::Error::other);
-    Ok(Owner {
-        uid: id(entry.header().uid()?)?,
-        gid: id(entry.header().gid()?)?,
-    })
-}
-
-fn time_of<R: Read>(entry: &Entry<'_, R>) -> io::Result<i64> {
-    i64::try_from(entry.header().mtime()?).map_err(io::Error::other)
-}
-
-fn set_time(place: &Path, time_s: i64) -> io::Result<()> {
-    let time = Timespec {
-        tv_sec: time_s,
-        tv_nsec: 0,
-    };
-    let times = Timestamps {
-        last_access: time,
-        last_modification: time,
-    };
-    Ok(utimensat(CWD, place, &times, AtFlags::SYMLINK_NOFOLLOW)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::MemfdFlags;
     use std::os::unix::fs::MetadataExt;
-    use tar::{Builder, Header};
+    use tarstream::{Part, Writer};
 
     fn place(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("envd-unpack-{}-{name}", std::process::id()));
@@ -200,21 +233,52 @@ mod tests {
         path
     }
 
-    fn add(builder: &mut Builder<Vec<u8>>, name: &str, kind: EntryType, content: &str, mode: u32) {
-        let mut header = Header::new_gnu();
-        header.set_entry_type(kind);
-        header.set_mode(mode);
-        header.set_uid(12);
-        header.set_gid(34);
-        header.set_mtime(1_700_000_000);
-        if matches!(kind, EntryType::Symlink | EntryType::Link) {
-            header.set_size(0);
-            builder.append_link(&mut header, name, content).unwrap();
-        } else {
-            header.set_size(content.len() as u64);
-            builder
-                .append_data(&mut header, name, content.as_bytes())
-                .unwrap();
+    struct Building(Vec<u8>);
+
+    impl Building {
+        fn new() -> Self {
+            Self(Vec::new())
+        }
+
+        fn add(&mut self, name: &str, kind: MemberKind, content: &str, mode: u32) {
+            let is_file = kind == MemberKind::File;
+            let member = Member {
+                path: name.as_bytes().to_vec(),
+                kind,
+                link: content.as_bytes().to_vec(),
+                mode,
+                uid: 12,
+                gid: 34,
+                mtime_s: 1_700_000_000,
+                mtime_ns: 0,
+                device: (0, 0),
+                xattrs: Vec::new(),
+                size_bytes: if is_file { content.len() as u64 } else { 0 },
+            };
+            let file = File::from(rustix::fs::memfd_create("member", MemfdFlags::empty()).unwrap());
+            file.write_all_at(content.as_bytes(), 0).unwrap();
+            let whole = Part {
+                offset: 0,
+                length: content.len() as u64,
+            };
+            let mut writer = Writer::new(&mut self.0);
+            match is_file {
+                true => writer.append_file(
+                    &Member {
+                        link: Vec::new(),
+                        ..member
+                    },
+                    &[whole],
+                    &file,
+                ),
+                false => writer.append(&member),
+            }
+            .unwrap();
+        }
+
+        fn finish(mut self) -> Vec<u8> {
+            Writer::new(&mut self.0).finish().unwrap();
+            self.0
         }
     }
 
@@ -223,17 +287,17 @@ mod tests {
     #[test]
     fn files_folders_and_links_have_the_archives_facts() {
         let root = place("facts");
-        let mut builder = Builder::new(Vec::new());
-        add(&mut builder, "./", EntryType::Directory, "", 0o750);
-        add(&mut builder, "sub", EntryType::Directory, "", 0o500);
-        add(&mut builder, "sub/run", EntryType::Regular, "#!x", 0o4755);
-        add(&mut builder, "link", EntryType::Symlink, "sub/run", 0o777);
-        add(&mut builder, "same", EntryType::Link, "sub/run", 0o755);
+        let mut builder = Building::new();
+        builder.add("./", MemberKind::Directory, "", 0o750);
+        builder.add("sub", MemberKind::Directory, "", 0o500);
+        builder.add("sub/run", MemberKind::File, "#!x", 0o4755);
+        builder.add("link", MemberKind::Symlink, "sub/run", 0o777);
+        builder.add("same", MemberKind::HardLink, "sub/run", 0o755);
         let long = "n".repeat(180);
-        add(&mut builder, &long, EntryType::Regular, "", 0o644);
-        let bytes = builder.into_inner().unwrap();
+        builder.add(&long, MemberKind::File, "", 0o644);
+        let bytes = builder.finish();
         let folder = root.join("a/b");
-        unpack(bytes.as_slice(), &folder, OWNER).unwrap();
+        unpack(bytes.as_slice(), &folder, OWNER, false).unwrap();
         let facts = |name: &str| {
             let info = fs::symlink_metadata(folder.join(name)).unwrap();
             (info.mode() & 0o7777, info.uid(), info.gid(), info.mtime())
@@ -268,12 +332,12 @@ mod tests {
         fs::write(root.join("victim"), "untouched").unwrap();
         symlink("victim", root.join("file")).unwrap();
         let before = fs::metadata(&root).unwrap();
-        let mut builder = Builder::new(Vec::new());
-        add(&mut builder, ".", EntryType::Directory, "", 0o700);
-        add(&mut builder, "linked", EntryType::Directory, "", 0o700);
-        add(&mut builder, "linked/new", EntryType::Regular, "n", 0o644);
-        add(&mut builder, "file", EntryType::Regular, "mine", 0o644);
-        unpack(builder.into_inner().unwrap().as_slice(), &root, OWNER).unwrap();
+        let mut builder = Building::new();
+        builder.add(".", MemberKind::Directory, "", 0o700);
+        builder.add("linked", MemberKind::Directory, "", 0o700);
+        builder.add("linked/new", MemberKind::File, "n", 0o644);
+        builder.add("file", MemberKind::File, "mine", 0o644);
+        unpack(builder.finish().as_slice(), &root, OWNER, false).unwrap();
         assert_eq!(
             fs::read(root.join("real/new")).unwrap(),
             b"n",
@@ -292,20 +356,49 @@ mod tests {
             (after.mode(), after.uid()),
             "the destination keeps its own"
         );
-        let mut builder = Builder::new(Vec::new());
-        add(&mut builder, "real", EntryType::Regular, "x", 0o644);
-        let failure = unpack(builder.into_inner().unwrap().as_slice(), &root, OWNER).unwrap_err();
+        let mut builder = Building::new();
+        builder.add("real", MemberKind::File, "x", 0o644);
+        let failure = unpack(builder.finish().as_slice(), &root, OWNER, false).unwrap_err();
         assert_eq!(failure.error.raw_os_error(), Some(libc::EISDIR));
         assert_eq!(failure.path, root.join("real"));
         fs::remove_dir_all(root).unwrap();
     }
 
     #[test]
+    fn what_is_laid_over_the_disk_does_not_follow_links_of_it() {
+        let root = place("apart");
+        fs::create_dir_all(root.join("real/folder")).unwrap();
+        fs::write(root.join("real/folder/kept"), "k").unwrap();
+        symlink("real", root.join("linked")).unwrap();
+        let mut builder = Building::new();
+        builder.add("sub", MemberKind::Directory, "", 0o700);
+        builder.add("sub/new", MemberKind::File, "n", 0o644);
+        unpack(
+            builder.finish().as_slice(),
+            &root.join("linked"),
+            OWNER,
+            true,
+        )
+        .unwrap();
+        assert!(!fs::symlink_metadata(root.join("linked"))
+            .unwrap()
+            .is_symlink());
+        assert_eq!(fs::read(root.join("linked/sub/new")).unwrap(), b"n");
+        assert!(!root.join("real/sub").exists());
+        let mut builder = Building::new();
+        builder.add("real", MemberKind::Directory, "", 0o700);
+        builder.add("real/folder", MemberKind::File, "a file", 0o644);
+        unpack(builder.finish().as_slice(), &root, OWNER, true).unwrap();
+        assert_eq!(fs::read(root.join("real/folder")).unwrap(), b"a file");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
     fn archives_that_are_none_end_in_an_error() {
         let root = place("none");
-        let mut builder = Builder::new(Vec::new());
-        add(&mut builder, "fine", EntryType::Regular, "x", 0o644);
-        let good = builder.into_inner().unwrap();
+        let mut builder = Building::new();
+        builder.add("fine", MemberKind::File, "x", 0o644);
+        let good = builder.finish();
         let mut noise = crate::fuzz::Noise::new(9);
         for _ in 0..2_000 {
             let mut bytes = good.clone();
@@ -313,27 +406,145 @@ mod tests {
                 let at = noise.below(bytes.len());
                 bytes[at] = noise.below(256) as u8;
             }
-            let _refused = unpack(bytes.as_slice(), &root.join("x"), OWNER);
+            let _refused = unpack(bytes.as_slice(), &root.join("x"), OWNER, false);
         }
         assert_eq!(
             fs::read_dir(&root).unwrap().count(),
             1,
             "nothing is outside of the folder"
         );
-        let mut header = Header::new_gnu();
-        header.set_entry_type(EntryType::Regular);
-        header.as_old_mut().name[..6].copy_from_slice(b"../out");
-        header.set_size(0);
-        header.set_cksum();
-        let mut builder = Builder::new(Vec::new());
-        builder.append(&header, io::empty()).unwrap();
-        assert!(unpack(
-            builder.into_inner().unwrap().as_slice(),
-            &root.join("x"),
-            OWNER
-        )
-        .is_err());
+        let mut builder = Building::new();
+        builder.add("../out", MemberKind::File, "", 0o644);
+        assert!(unpack(builder.finish().as_slice(), &root.join("x"), OWNER, false).is_err());
         assert!(!root.join("out").exists());
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn what_is_packed_is_unpacked_as_it_was() {
+        let root = place("both");
+        let from = root.join("from");
+        fs::create_dir_all(from.join("sub")).unwrap();
+        fs::create_dir_all(from.join("d'ir")).unwrap();
+        let attribute = |path: &Path, name: &str, value: &[u8]| {
+            rustix::fs::lsetxattr(path, name, value, rustix::fs::XattrFlags::empty()).unwrap();
+        };
+        fs::write(from.join("sub/program"), "#!x").unwrap();
+        let capability = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+        give(&from.join("sub/program"), Owner { uid: 7, gid: 8 }).unwrap();
+        attribute(&from.join("sub/program"), "security.capability", capability);
+        attribute(&from.join("sub/program"), "user.lines", b"one\ntwo=2\0\xff");
+        attribute(&from.join("sub"), "user.empty", b"");
+        let list: Vec<u8> = [
+            (1u16, 6u16, u32::MAX),
+            (2, 4, 1234),
+            (4, 4, u32::MAX),
+            (16, 6, u32::MAX),
+            (32, 0, u32::MAX),
+        ]
+        .iter()
+        .flat_map(|(tag, permissions, id)| {
+            let mut entry = tag.to_le_bytes().to_vec();
+            entry.extend(permissions.to_le_bytes());
+            entry.extend(id.to_le_bytes());
+            entry
+        })
+        .collect();
+        let list = [2u32.to_le_bytes().to_vec(), list].concat();
+        fs::write(from.join("listed"), "acl").unwrap();
+        attribute(&from.join("listed"), "system.posix_acl_access", &list);
+        fs::hard_link(from.join("sub/program"), from.join("a-first")).unwrap();
+        fs::hard_link(from.join("sub/program"), from.join("d'ir/other")).unwrap();
+        symlink("nowhere", from.join("link")).unwrap();
+        fs::hard_link(from.join("link"), from.join("link-too")).unwrap();
+        let sparse = File::create(from.join("sparse")).unwrap();
+        sparse.set_len(300 << 20).unwrap();
+        sparse.write_all_at(b"in the middle", 100 << 20).unwrap();
+        sparse.write_all_at(b"end", (300 << 20) - 3).unwrap();
+        drop(sparse);
+        fs::write(from.join("empty"), "").unwrap();
+        for (name, kind, device) in [
+            ("fifo", FileType::Fifo, 0),
+            ("null", FileType::CharacterDevice, makedev(1, 3)),
+            ("disk", FileType::BlockDevice, makedev(259, 70_000)),
+        ] {
+            mknodat(
+                CWD,
+                from.join(name),
+                kind,
+                Mode::from_raw_mode(0o620),
+                device,
+            )
+            .unwrap();
+        }
+        for (number, name) in ["empty", "link", "fifo", "sub"].iter().enumerate() {
+            let time = rustix::time::Timespec {
+                tv_sec: -5 + 2 * number as i64,
+                tv_nsec: 123_456_789,
+            };
+            let times = rustix::fs::Timestamps {
+                last_access: time,
+                last_modification: time,
+            };
+            let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+            rustix::fs::utimensat(CWD, from.join(name), &times, flags).unwrap();
+        }
+        let _socket = std::os::unix::net::UnixListener::bind(from.join("socket")).unwrap();
+
+        let mut bytes = Vec::new();
+        super::super::pack::pack(
+            &from,
+            &[".".to_owned(), "sub".to_owned()],
+            false,
+            &mut bytes,
+        )
+        .unwrap();
+        assert!(
+            bytes.len() < 64 << 10,
+            "holes travel as holes: {}",
+            bytes.len()
+        );
+        unpack(bytes.as_slice(), &root.join("to"), OWNER, false).unwrap();
+
+        let told = |top: &Path| {
+            let mut told = std::collections::BTreeMap::new();
+            let mut inodes = std::collections::HashMap::new();
+            let mut folders = vec![top.to_owned()];
+            while let Some(folder) = folders.pop() {
+                for entry in fs::read_dir(&folder).unwrap() {
+                    let path = entry.unwrap().path();
+                    let info = fs::symlink_metadata(&path).unwrap();
+                    let Some(kind) = facts::kind_of(&info) else {
+                        continue;
+                    };
+                    let name = path.strip_prefix(top).unwrap().to_owned();
+                    let first = inodes.entry(info.ino()).or_insert(info.nlink());
+                    let mut member = facts::member(kind, &name, &path, &info).unwrap();
+                    member.xattrs.sort();
+                    if info.is_dir() {
+                        folders.push(path.clone());
+                    }
+                    let content = match info.is_file() && info.size() < 1 << 20 {
+                        true => fs::read(&path).unwrap(),
+                        false => Vec::new(),
+                    };
+                    told.insert(name, format!("{member:?} {first} {content:?}"));
+                }
+            }
+            told
+        };
+        let (before, after) = (told(&from), told(&root.join("to")));
+        assert_eq!(before.len(), 13);
+        for (name, facts) in &before {
+            assert_eq!(Some(facts), after.get(name), "{name:?}");
+        }
+        assert_eq!(before.len(), after.len(), "the socket stays behind");
+        let copy = File::open(root.join("to/sparse")).unwrap();
+        let info = copy.metadata().unwrap();
+        assert!(info.blocks() * 512 < 1 << 20, "it is sparse again");
+        let mut word = [0; 13];
+        copy.read_exact_at(&mut word, 100 << 20).unwrap();
+        assert_eq!(&word, b"in the middle");
         fs::remove_dir_all(root).unwrap();
     }
 }

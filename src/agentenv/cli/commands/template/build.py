@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from agentenv.cli.build_accounts import accounts, registries_of, registry_of
+from agentenv.cli.build_secrets import secrets_option
 from agentenv.cli.build_source import DockerfileSource, ImageSource, Upload, find_source
 from agentenv.cli.output import ProgressReport, info, print_json_line, warn
+from agentenv.cli.registry_account import account_options, read_account
 from agentenv.cli.verb import json_option, pairs_option, verb
 
 if TYPE_CHECKING:
@@ -21,6 +25,14 @@ if TYPE_CHECKING:
 @click.option("--tag", "-t", "tags", multiple=True, help="A tag of it; may be repeated.  [default: default]")
 @click.option("--file", "-f", "dockerfile", type=click.Path(path_type=Path), help="The Dockerfile.  [default: FOLDER/Dockerfile]")
 @pairs_option("--build-arg", "A value for an ARG of the Dockerfile; may be repeated.")
+@secrets_option
+@account_options
+@click.option("--registry", metavar="HOST", help="Registry that --username is for.  [default: the only one that is asked]")
+@click.option(
+    "--docker-config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Docker's config.json with logins for the images named.  [default: yours, helpers included]",
+)
 @click.option("--target", metavar="STAGE", default="", help="The stage that becomes the template.  [default: the last]")
 @click.option("--start-cmd", default="", help="Start this in place of ENTRYPOINT and CMD; it runs in every sandbox of the template.")
 @click.option("--ready-cmd", default="", help="The template is captured once this succeeds.  [default: that of HEALTHCHECK]")
@@ -30,50 +42,84 @@ if TYPE_CHECKING:
 @click.option("--no-cache", is_flag=True, help="Run every step, whatever is cached.")
 @click.option("--detach", "-d", is_flag=True, help="Print the build's id and leave; it goes on.")
 @json_option
-def command(source: str, name: str | None, dockerfile: Path | None, build_arg: dict[str, str], as_json: bool, **given: Any) -> None:
+def command(
+    source: str,
+    name: str | None,
+    dockerfile: Path | None,
+    build_arg: dict[str, str],
+    secret: dict[str, bytes],
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Make a template from a Dockerfile or an image.
 
     The name of the template is printed. FOLDER is what COPY copies from, and has the Dockerfile; of a DOCKERFILE it is
     the folder it lies in. Only files that the build uses are sent, less those of .dockerignore. IMAGE is
     [registry/]name[:tag], or template://NAME for a template of the node; either may stand after FROM.
 
+    A secret is for RUN --mount=type=secret: it is in no layer, no key of the cache and no log. Logins for registries are sent
+    for the images that are named, as docker does it, and kept no longer than the build.
+
     Leaving with Ctrl-C does not end the build: `aenv template logs` follows it again. A failed build exits with 1 and
     names the line; a later one goes on from the last step that has not changed. With --json, one document a line.
     """
     from agentenv.cli.api import Api
-    from agentenv.cli.build_follow import follow
+    from agentenv.cli.build_follow import BuildFailed, follow
 
     found = find_source(source, dockerfile)
     upload = Upload(found, build_arg, given["target"]) if isinstance(found, DockerfileSource) else None
-    if upload is None and (build_arg or given["target"]):
-        raise click.UsageError(f"--build-arg and --target are for Dockerfiles, and {source!r} is taken as an image")
+    if upload is None and (build_arg or secret or given["target"]):
+        raise click.UsageError(f"--build-arg, --secret and --target are for Dockerfiles, and {source!r} is taken as an image")
+    body = _body(found, upload, secret, given)
     with Api() as api:
-        job = _started(api, found, upload, name or found.default_name, given)
-        template_id, build_id = job["templateID"], job["buildID"]
-        if given["detach"]:
-            _say_detached(job, as_json)
-            return
-        follow(api, template_id, build_id, as_json)
+        for is_last in (False, True):
+            job = _started(api, upload, name or found.default_name, body, given)
+            if given["detach"]:
+                _say_detached(job, as_json)
+                return
+            try:
+                follow(api, job["templateID"], job["buildID"], as_json)
+                break
+            except BuildFailed as failure:
+                if is_last or upload is None or not failure.on_build:
+                    raise
+                upload.on_build = failure.on_build
+                info("a base image copies files of the folder, too (ONBUILD): build again with them")
     if as_json:
-        print_json_line({"status": "ready", "templateID": template_id, "buildID": build_id, "names": job["names"], "tags": job["tags"]})
+        ids = {"templateID": job["templateID"], "buildID": job["buildID"]}
+        print_json_line({"status": "ready", **ids, "names": job["names"], "tags": job["tags"]})
     else:
         click.echo(_full_name(job))
 
 
-def _started(api: Api, found: DockerfileSource | ImageSource, upload: Upload | None, name: str, given: dict[str, Any]) -> dict[str, Any]:
+def _body(found: DockerfileSource | ImageSource, upload: Upload | None, secrets: dict[str, bytes], given: dict[str, Any]) -> dict[str, Any]:
+    """The request that starts the build, but for its files."""
+    body: dict[str, Any] = {"force": given["no_cache"], "startCmd": given["start_cmd"], "readyCmd": given["ready_cmd"]}
+    account, registry, config = read_account(given["username"], given["password_stdin"]), given["registry"], given["docker_config"]
+    if upload is not None:
+        asked = accounts(registries_of(upload.dockerfile), account, registry, config)
+        encoded = {name: base64.b64encode(content).decode() for name, content in secrets.items()}
+        body["dockerfile"] = {**upload.body({}, start=not given["no_start"]), "secrets": encoded, "registries": asked}
+        return body
+    assert isinstance(found, ImageSource)
+    if found.reference.startswith("template://"):
+        if account is not None:
+            raise click.UsageError("--username is for images, and a template of the node needs no registry")
+        return {**body, "fromTemplate": found.reference.removeprefix("template://")}
+    asked = accounts(list(filter(None, [registry_of(found.reference)])), account, registry, config)
+    login = asked.get(registry_of(found.reference))
+    return {**body, "fromImage": found.reference, **({"fromImageRegistry": login} if login is not None else {})}
+
+
+def _started(api: Api, upload: Upload | None, name: str, body: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     wanted = {"name": name, "tags": list(given["tags"]) or None, "cpuCount": given["cpu"], "memoryMB": given["memory"]}
     job = api.request_build({key: value for key, value in wanted.items() if value is not None})
-    body: dict[str, Any] = {"force": given["no_cache"], "startCmd": given["start_cmd"], "readyCmd": given["ready_cmd"]}
     if upload is not None:
         for warning in upload.dockerfile.warnings:
             warn(warning)
         with ProgressReport() as report:
             files = upload.send(api, job["templateID"], report)
-        body["dockerfile"] = upload.body(files, start=not given["no_start"])
-    elif isinstance(found, ImageSource) and found.reference.startswith("template://"):
-        body["fromTemplate"] = found.reference.removeprefix("template://")
-    elif isinstance(found, ImageSource):
-        body["fromImage"] = found.reference
+        body["dockerfile"]["files"] = {str(line): files_hash for line, files_hash in files.items()}
     api.start_build(job["templateID"], job["buildID"], body)
     return job
 

@@ -203,3 +203,120 @@ proptest! {
         }
     }
 }
+
+fn written(members: &[Member]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut writer = Writer::new(&mut bytes);
+    for member in members {
+        writer.append(member).unwrap();
+    }
+    writer.finish().unwrap();
+    bytes
+}
+
+fn member(kind: MemberKind, path: &[u8]) -> Member {
+    Member {
+        path: path.to_vec(),
+        kind,
+        link: Vec::new(),
+        mode: 0o4755,
+        uid: 1,
+        gid: 2,
+        mtime_s: 3,
+        mtime_ns: 0,
+        device: (0, 0),
+        xattrs: Vec::new(),
+        size_bytes: 0,
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_as_it_was(
+        path in proptest::collection::vec(1u8..=255, 1..300),
+        link in proptest::collection::vec(1u8..=255, 1..300),
+        ids in (0u64..1 << 32, 0u64..1 << 32),
+        mtime in (-5_000_000_000i64..50_000_000_000, 0u32..1_000_000_000),
+        xattrs in proptest::collection::btree_map("[a-z]{1,9}\\.[ -<>-~]{1,30}", proptest::collection::vec(any::<u8>(), 0..200), 0..4),
+        device in (0u32..4096, 0u32..1 << 20),
+        kind in 0usize..6,
+    ) {
+        let kinds = [MemberKind::HardLink, MemberKind::Symlink, MemberKind::Character, MemberKind::Block, MemberKind::Directory, MemberKind::Fifo];
+        let kind = kinds[kind];
+        let is_device = matches!(kind, MemberKind::Character | MemberKind::Block);
+        let wanted = Member {
+            uid: ids.0,
+            gid: ids.1,
+            mtime_s: mtime.0,
+            mtime_ns: mtime.1,
+            link,
+            xattrs: xattrs.into_iter().map(|(name, value)| (name.into_bytes(), value)).collect(),
+            device: if is_device { device } else { (0, 0) },
+            ..member(kind, &path)
+        };
+        let bytes = written(&[wanted.clone(), member(MemberKind::Directory, b"after")]);
+        let mut archive = Archive::new(bytes.as_slice());
+        let found = archive.next_member().unwrap().unwrap();
+        prop_assert_eq!(&found.path, &wanted.path);
+        prop_assert_eq!(found.kind, wanted.kind);
+        prop_assert_eq!(&found.link, &wanted.link);
+        prop_assert_eq!((found.mode, found.uid, found.gid), (wanted.mode, wanted.uid, wanted.gid));
+        prop_assert_eq!((found.mtime_s, found.mtime_ns), (wanted.mtime_s, wanted.mtime_ns));
+        prop_assert_eq!(found.device, wanted.device);
+        prop_assert_eq!(&found.xattrs, &wanted.xattrs);
+        prop_assert_eq!(archive.next_member().unwrap().unwrap().path, b"after".to_vec());
+        prop_assert!(archive.next_member().unwrap().is_none());
+    }
+}
+
+#[test]
+fn holes_are_not_written() {
+    let path = std::env::temp_dir().join(format!("tarstream-{}", std::process::id()));
+    let content: Vec<u8> = (0..100_000u32).map(|number| number as u8).collect();
+    std::fs::write(&path, &content).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    let _gone = std::fs::remove_file(&path);
+    let maps: [&[(u64, u64)]; 4] = [
+        &[(0, 100_000)],
+        &[(10, 20), (50_000, 4096)],
+        &[(99_999, 1)],
+        &[],
+    ];
+    for map in maps {
+        let parts: Vec<Part> = map
+            .iter()
+            .map(|(offset, length)| Part {
+                offset: *offset,
+                length: *length,
+            })
+            .collect();
+        let mut bytes = Vec::new();
+        let mut writer = Writer::new(&mut bytes);
+        let wanted = Member {
+            size_bytes: 100_000,
+            ..member(MemberKind::File, &[b'n'; 120])
+        };
+        writer.append_file(&wanted, &parts, &file).unwrap();
+        writer.finish().unwrap();
+        assert!(map == [(0, 100_000)] || bytes.len() < 12_000, "{map:?}");
+        let mut archive = Archive::new(bytes.as_slice());
+        let found = archive.next_member().unwrap().unwrap();
+        assert_eq!((&found.path, found.size_bytes), (&wanted.path, 100_000));
+        let mut expected = vec![0; 100_000];
+        for part in &parts {
+            let range = part.offset as usize..(part.offset + part.length) as usize;
+            expected[range.clone()].copy_from_slice(&content[range]);
+        }
+        assert!(content_of(&mut archive, 100_000) == expected, "{map:?}");
+        assert!(archive.next_member().unwrap().is_none());
+    }
+}
+
+#[test]
+fn an_attribute_that_no_record_can_hold_is_refused() {
+    let odd = Member {
+        xattrs: vec![(b"user.a=b".to_vec(), Vec::new())],
+        ..member(MemberKind::Directory, b"d")
+    };
+    assert!(Writer::new(Vec::new()).append(&odd).is_err());
+}

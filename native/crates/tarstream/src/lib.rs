@@ -1,10 +1,11 @@
-//! Reads tar archives as container tools write them: ustar, pax, GNU and old star, sparse files among them.
+//! Reads tar archives as container tools write them (ustar, pax, GNU and old star, sparse files among them), and writes pax ones.
 //!
 //! The archive is hostile: headers of headers are bounded, every size is checked, and nothing is read that was not asked for.
 
 mod header;
 mod pax;
 mod sparse;
+mod writer;
 
 use std::io::{self, Read};
 
@@ -12,7 +13,8 @@ use thiserror::Error;
 
 use header::Header;
 use pax::Records;
-use sparse::Part;
+pub use sparse::Part;
+pub use writer::Writer;
 
 pub(crate) const RECORD_BYTES: usize = 512;
 /// Longest header of a header (long name, pax records), as other readers have it.
