@@ -35,6 +35,7 @@ from agentenv.host.doctor import kvm_kind
 from agentenv.host.process_limits import lift_file_size, raise_open_files
 from agentenv.host.tsc import tsc_khz
 from agentenv.image.convert import Converter
+from agentenv.image.helper_logins import HelperLogins
 from agentenv.image.native import NativeImages
 from agentenv.image.push import Publisher
 from agentenv.image.registry import Registry
@@ -187,7 +188,7 @@ async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
     store = Store(paths.database, clock)
     await store.open()
     try:
-        flags = supervisor.remote_flags(paths.cache, config.images, config.limits.disk_reserve_mb)
+        flags = supervisor.remote_flags(paths.cache, config.images, config.limits.disk_reserve_mb, paths.helper_logins)
         blocks = await supervisor.ensure_running(native.program("blockd"), paths.run, paths.log / "blockd.log", flags)
         try:
             yield _parts(config, paths, clock, store, blocks, assets)
@@ -226,7 +227,7 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         shared=Shared(config.limits.starts_at_once),
         image_registry=registry,
         image_converter=Converter(layers, native.program("imagefs"), config.images, config.guest.disk_mb, reserve_bytes),
-        native_images=NativeImages(layers, blocks, config.images),
+        native_images=NativeImages(layers, blocks, config.images, HelperLogins(paths.helper_logins, config.images.docker_config_file)),
         image_publisher=Publisher(paths.cache, registry, layers, blocks),
     )
 

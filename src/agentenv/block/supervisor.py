@@ -45,14 +45,18 @@ async def ensure_running(binary: Path, run: Path, log: Path, flags: Sequence[str
         raise
 
 
-def remote_flags(cache: Path, images: ImagesConfig, reserve_mb: int) -> list[str]:
-    """How blockd reads layers that are in registries; its blocks go below `cache`, and leave `reserve_mb` MiB of the disk free."""
+def remote_flags(cache: Path, images: ImagesConfig, reserve_mb: int, helper_logins: Path) -> list[str]:
+    """How blockd reads layers that are in registries; its blocks go below `cache`, and leave `reserve_mb` MiB of the disk free.
+
+    Logins are those in `helper_logins`, else those in docker's config; both are read anew at each use.
+    """
     return [
         *("--remote-cache", str(cache / "blocks"), "--remote-cache-mib", str(images.block_cache_mb)),
         *("--remote-reserve-mib", str(reserve_mb)),
         *("--remote-connections", str(images.block_connections), "--certs-dir", str(images.certs_dir)),
         *("--download-mib-per-s", str(images.download_mb_per_s), "--download-delay-s", str(images.download_delay_s)),
-        *("--docker-config", str(images.docker_config_file), "--trace-s", str(images.trace_s)),
+        *("--docker-config", str(helper_logins), "--docker-config", str(images.docker_config_file)),
+        *("--trace-s", str(images.trace_s)),
     ]
 
 

@@ -92,6 +92,11 @@ class NodePaths:
         return self.run / "blockd.sock"
 
     @property
+    def helper_logins(self) -> Path:
+        """Logins for registries that credential helpers have given; for the owner only."""
+        return self.run / "registry-logins.json"
+
+    @property
     def api_socket(self) -> Path:
         """The API behind the proxy."""
         return self.run / "api.sock"

@@ -26,6 +26,7 @@ from agentenv.host.command import Progress
 from agentenv.host.files import storage_full
 from agentenv.image.blobs import BlobFolder
 from agentenv.image.credentials import Credentials
+from agentenv.image.helper_logins import HelperLogins
 from agentenv.image.manifest import Descriptor
 from agentenv.image.reference import ImageReference
 from agentenv.image.repository import repository_of
@@ -90,11 +91,21 @@ def blob_of(path: Path) -> Descriptor | None:
     return Descriptor("", str(stub["digest"]), int(stub["size_bytes"]))
 
 
+def place_of(path: Path) -> str | None:
+    """Where the blob of a layer file is read from; None when the file is the layer itself, or gone. Blocks."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_STUB_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    return str(json.loads(text.removeprefix(_STUB))["blobs_url"]) if text.startswith(_STUB) else None
+
+
 class NativeImages:
     """Puts the layers of native images into the layer store. The caller has announced `planned`."""
 
-    def __init__(self, layers: Layers, blocks: Blocks, config: ImagesConfig) -> None:
-        self._layers, self._blocks, self._config = layers, blocks, config
+    def __init__(self, layers: Layers, blocks: Blocks, config: ImagesConfig, helpers: HelperLogins) -> None:
+        self._layers, self._blocks, self._config, self.helpers = layers, blocks, config, helpers
         self._turns = asyncio.Semaphore(_OPENED_AT_ONCE)
 
     async def adopt(self, layers: Sequence[Descriptor], place: ImageReference, login: Credentials | None, progress: Progress) -> NativeDisk:
@@ -104,6 +115,8 @@ class NativeImages:
         """
         repository = await asyncio.to_thread(repository_of, place, self._config)
         given = None if login is None else (login.username, login.password)
+        if login is None:
+            await asyncio.to_thread(self.helpers.refresh, (place.registry,))
         done = 0
 
         async def add(layer: Descriptor) -> None:

@@ -6,7 +6,6 @@ A registry is asked as a container tool would: first without a secret, then with
 from __future__ import annotations
 
 import base64
-import json
 import re
 import ssl
 from dataclasses import dataclass, field
@@ -16,13 +15,13 @@ from typing import Any
 import httpx
 
 from agentenv.config.schema import ImagesConfig
-from agentenv.core.errors import PermissionDenied, Unavailable
+from agentenv.core.errors import AgentEnvError, PermissionDenied, Unavailable
 from agentenv.image.credentials import Credentials
+from agentenv.image.docker_config import DockerConfig
 from agentenv.image.manifest import MANIFEST_BYTES_MAX
 from agentenv.image.reference import DOCKER_HUB, ImageReference
 
 _HUB_HOST = "registry-1.docker.io"
-_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io")
 _DEADLINE_S = 15.0
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
@@ -96,17 +95,11 @@ def repository_of(place: ImageReference, config: ImagesConfig) -> Repository:
 
 
 def known_login(place: ImageReference, config: ImagesConfig) -> Credentials | None:
-    """What `docker login` has left for a repository in docker's config itself, not in a credential helper."""
+    """What `docker login` has left for a repository, in docker's config itself or in a credential helper. Blocks."""
     try:
-        auths = json.loads(config.docker_config_file.read_bytes())["auths"]
-        keys = _HUB_KEYS if place.registry == DOCKER_HUB else (place.registry, f"https://{place.registry}")
-        for key in keys:
-            if key in auths:
-                username, _, password = base64.b64decode(auths[key]["auth"]).decode().partition(":")
-                return Credentials(username, password)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # none, or none that can be read: the registry says what it thinks of that
-    return None
+        return DockerConfig(config.docker_config_file).login(place.registry)
+    except AgentEnvError:
+        return None  # none that can be had: the registry says what it thinks of that
 
 
 def _basic(login: Credentials) -> str:

@@ -36,6 +36,7 @@ from agentenv.orchestrator import (
     evict,
     fork,
     heal,
+    helper_logins,
     network,
     pause,
     resume,
@@ -106,7 +107,8 @@ class Orchestrator:
         await asyncio.to_thread(self._parts.image_registry.open)
         await self._builds.open()
         self._keepers = [
-            asyncio.create_task(keeper.run(self._parts), name=keeper.__name__) for keeper in (evict, heal, sample, collect, warm)
+            asyncio.create_task(keeper.run(self._parts), name=keeper.__name__)
+            for keeper in (evict, heal, sample, collect, warm, helper_logins)
         ]
 
     async def close(self) -> None:

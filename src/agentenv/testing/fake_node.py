@@ -21,6 +21,7 @@ from agentenv.core.references import DEFAULT_TAG
 from agentenv.core.storage import DiskUse
 from agentenv.host import native
 from agentenv.image.convert import Converter
+from agentenv.image.helper_logins import HelperLogins
 from agentenv.image.native import NativeImages
 from agentenv.image.push import Publisher
 from agentenv.image.registry import Registry
@@ -165,7 +166,9 @@ class FakeNode:
             shared=Shared(self.config.limits.starts_at_once),
             image_registry=registry,
             image_converter=Converter(layers, native.FOLDER / "imagefs", self.config.images, self.config.guest.disk_mb),
-            native_images=NativeImages(layers, blocks, self.config.images),
+            native_images=NativeImages(
+                layers, blocks, self.config.images, HelperLogins(self.paths.helper_logins, Path(self.config.images.docker_config))
+            ),
             image_publisher=Publisher(self.paths.cache, registry, layers, blocks),
             disk_use=self.disk_use,
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -42,6 +43,7 @@ from agentenv.host import native
 from agentenv.image.archives import load_folder
 from agentenv.image.blobs import BlobFolder
 from agentenv.image.credentials import Credentials
+from agentenv.image.helper_logins import HelperLogins
 from agentenv.image.manifest import NATIVE_ARTIFACT
 from agentenv.image.native import NativeImages, blob_of, planned
 from agentenv.image.push import Disk, Publisher, Pushed
@@ -109,13 +111,14 @@ async def machine(work: Path, place: RealRegistry, **settings: Any) -> AsyncIter
     run = work / "run"
     run.mkdir()
     blocks = await supervisor.ensure_running(
-        native.program("blockd"), run, work / "blockd.log", supervisor.remote_flags(work / "cache", config, 0)
+        native.program("blockd"), run, work / "blockd.log", supervisor.remote_flags(work / "cache", config, 0, work / "logins.json")
     )
     try:
         layers = FolderOfLayers(work / "layers")
         registry = Registry(work / "cache", config)
         publisher = Publisher(work / "cache", registry, layers, blocks)
-        yield Machine(work, place, blocks, config, layers, registry, NativeImages(layers, blocks, config), publisher)
+        helpers = HelperLogins(work / "logins.json", Path(config.docker_config))
+        yield Machine(work, place, blocks, config, layers, registry, NativeImages(layers, blocks, config, helpers), publisher)
     finally:
         await blocks.close()
         await supervisor.stop(run)
@@ -261,6 +264,42 @@ async def test_a_password_is_needed_and_given_credentials_are_used(tmp_path: Pat
             await other.adopt("secret/tool", known)
             kept = [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
             assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+
+
+async def test_a_credential_helper_gives_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """blockd asks no helpers: it reads what they gave from a file, and what they give later."""
+    helper, answers = tmp_path / "bin" / "docker-credential-vault", tmp_path / "password"
+    helper.parent.mkdir()
+    helper.write_text(f'#!/bin/sh\nread server\nprintf \'{{"Username": "{USER}", "Secret": "%s"}}\' "$(cat {answers})"\n')
+    helper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{helper.parent}:{os.environ['PATH']}")
+    config = tmp_path / "config.json"
+    with real_registry(tmp_path / "private", password=True) as private:
+        config.write_text(json.dumps({"credHelpers": {private.host: "vault"}}))
+        async with machine(tmp_path / "one", private) as one:
+            layers = await one.made("i", (TOPS["a"],))
+            await one.push(layers, "team/helped", Credentials(USER, PASSWORD))
+        answers.write_text("wrong")
+        async with machine(tmp_path / "two", private, docker_config=str(config), cache_mb=0) as two:
+            with pytest.raises(PermissionDenied):
+                await two.adopt("team/helped")
+            answers.write_text(PASSWORD)
+            taken = await two.adopt("team/helped")
+            image = await two.image(taken, tmp_path / "helped.img")
+            assert image.stat().st_size > 0
+            kept = two.work / "logins.json"
+            assert f"{kept.stat().st_mode & 0o777:o}" == "600"
+            assert list(json.loads(kept.read_text())["auths"]) == [private.host]
+            for process in (path for path in Path("/proc").glob("[0-9]*") if path.exists()):
+                with contextlib.suppress(OSError):
+                    assert PASSWORD.encode() not in (process / "cmdline").read_bytes()
+            assert PASSWORD not in (two.work / "blockd.log").read_text()
+            helper.unlink()
+            two.natives.helpers.refresh((private.host,))
+            assert json.loads(kept.read_text())["auths"], "a helper that is away for a while takes nothing away"
+            config.write_text("{}")
+            two.natives.helpers.refresh((private.host,))
+            assert not json.loads(kept.read_text())["auths"], "one that is no longer named does"
 
 
 async def test_a_registry_with_a_certificate_of_its_own(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ pub struct RemoteArguments {
     /// fetched ahead for later ones; 0 does neither.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
     trace_s: u32,
-    /// Docker's config.json with logins for registries.
-    #[arg(long)]
-    docker_config: Option<PathBuf>,
+    /// Docker's config.json with logins for registries (repeatable: the first that has a login counts).
+    #[arg(long = "docker-config")]
+    docker_configs: Vec<PathBuf>,
     /// Authorities of single registries: <host[:port]>/*.crt in this folder.
     #[arg(long)]
     certs_dir: Option<PathBuf>,
@@ -52,7 +52,7 @@ impl RemoteArguments {
             cache_folder: self.remote_cache?,
             cache_bytes: u64::from(self.remote_cache_mib) << 20,
             reserve_bytes: u64::from(self.remote_reserve_mib) << 20,
-            docker_config: self.docker_config,
+            docker_configs: self.docker_configs,
             http: HttpOptions {
                 connections: usize::from(self.remote_connections),
                 certs_dir: self.certs_dir,

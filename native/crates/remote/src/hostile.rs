@@ -150,7 +150,7 @@ fn downloading(folder: &std::path::Path, cache_bytes: u64, bytes_per_s: u64) -> 
         cache_folder: folder.to_owned(),
         cache_bytes,
         reserve_bytes: 0,
-        docker_config: None,
+        docker_configs: Vec::new(),
         http: HttpOptions {
             connections: 4,
             certs_dir: None,

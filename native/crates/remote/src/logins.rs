@@ -1,4 +1,4 @@
-//! Who asks a registry: logins given by callers, else those in docker's config file.
+//! Who asks a registry: logins given by callers, else those in files in the form of docker's config.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -40,19 +40,19 @@ impl Login {
     }
 }
 
-/// Logins: those given by callers, else those of a docker config file.
+/// Logins: those given by callers, else those of files, of which the first that has one counts.
 #[derive(Default)]
 pub struct Logins {
     given: Mutex<HashMap<String, Login>>,
-    docker_config: Option<PathBuf>,
+    docker_configs: Vec<PathBuf>,
 }
 
 impl Logins {
-    /// No login is known yet but those of the file, which is read at each use.
-    pub fn new(docker_config: Option<PathBuf>) -> Logins {
+    /// No login is known yet but those of the files, which are read at each use.
+    pub fn new(docker_configs: Vec<PathBuf>) -> Logins {
         Logins {
             given: Mutex::default(),
-            docker_config,
+            docker_configs,
         }
     }
 
@@ -66,11 +66,13 @@ impl Logins {
         if let Some(login) = self.given.lock().get(blobs_url) {
             return Some(login.clone());
         }
-        let file = self.docker_config.as_ref()?;
-        if std::fs::metadata(file).ok()?.len() > MAX_CONFIG_BYTES {
-            return None;
-        }
-        from_docker_config(&std::fs::read(file).ok()?, &address::parse(blobs_url)?)
+        let blobs = address::parse(blobs_url)?;
+        self.docker_configs.iter().find_map(|file| {
+            if std::fs::metadata(file).ok()?.len() > MAX_CONFIG_BYTES {
+                return None;
+            }
+            from_docker_config(&std::fs::read(file).ok()?, &blobs)
+        })
     }
 }
 
@@ -147,6 +149,33 @@ mod tests {
         );
         assert_eq!(find("https://r/v2/x/blobs"), None);
         assert_eq!(find("https://evil/v2/r:5000/blobs"), None);
+    }
+
+    #[test]
+    fn the_first_file_with_a_login_counts_as_it_is_now() {
+        let folder = std::env::temp_dir().join(format!("remote-logins-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (first, second) = (folder.join("helpers.json"), folder.join("config.json"));
+        let write = |file: &PathBuf, host: &str, user: &str| {
+            let auth = STANDARD.encode(format!("{user}:x"));
+            let text = format!(r#"{{"auths": {{"{host}": {{"auth": "{auth}"}}}}}}"#);
+            std::fs::write(file, text).unwrap();
+        };
+        let logins = Logins::new(vec![first.clone(), second.clone()]);
+        let user = || {
+            let found = logins.find("http://r:5000/v2/x/blobs");
+            found.map(|login| login.username)
+        };
+        assert_eq!(user(), None);
+        write(&second, "r:5000", "second");
+        assert_eq!(user().as_deref(), Some("second"));
+        write(&first, "other", "first");
+        assert_eq!(user().as_deref(), Some("second"));
+        write(&first, "r:5000", "first");
+        assert_eq!(user().as_deref(), Some("first"));
+        std::fs::write(&first, "torn {").unwrap();
+        assert_eq!(user().as_deref(), Some("second"));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

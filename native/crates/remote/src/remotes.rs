@@ -27,8 +27,8 @@ pub struct RemoteOptions {
     pub cache_bytes: u64,
     /// Free bytes that cache and downloads leave on the disk.
     pub reserve_bytes: u64,
-    /// Docker's config file with logins.
-    pub docker_config: Option<PathBuf>,
+    /// Files with logins in the form of docker's config, the strongest first.
+    pub docker_configs: Vec<PathBuf>,
     /// How to reach registries.
     pub http: HttpOptions,
     /// What is brought here as a whole.
@@ -54,7 +54,7 @@ impl Remotes {
                 options.reserve_bytes,
             )?),
             http: Arc::new(Http::new(options.http)),
-            logins: Arc::new(Logins::new(options.docker_config)),
+            logins: Arc::new(Logins::new(options.docker_configs)),
             open: Mutex::default(),
             downloads: Downloads::start(options.download, options.reserve_bytes)?,
         })
