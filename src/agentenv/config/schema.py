@@ -284,6 +284,16 @@ class StorageConfig(_Section):
         85, ge=1, le=100, description="Use of the disk with the node's home above which caches give up what was used longest ago, percent."
     )
     low_percent: int = Field(75, ge=0, le=99, description="Use at which they stop giving up, percent.")
+    images_unused_days: int = Field(
+        0,
+        ge=0,
+        le=36500,
+        description="Days after its last use from which an image from a registry that nothing uses gives way, too; 0: never.",
+    )
+    verify_mb_per_s: int = Field(
+        4, ge=0, le=10_000, description="Rate at which layers are compared with their checksums in the background, MiB/s; 0: they are not."
+    )
+    verify_days: int = Field(30, ge=1, le=3650, description="How often each layer is compared in the background, days.")
 
     @model_validator(mode="after")
     def _low_is_lower(self) -> StorageConfig:

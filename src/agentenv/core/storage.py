@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CacheKind = Literal["build step", "build upload", "build cache mount", "build download", "image blob"]
+CacheKind = Literal["build step", "build upload", "build cache mount", "build download", "image blob", "image", "old asset"]
 
 
 @dataclass(frozen=True, slots=True)

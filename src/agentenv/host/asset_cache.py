@@ -12,6 +12,7 @@ not match its manifest is never handed out, it is made again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -33,6 +34,7 @@ FORMAT = 1
 LOCK_TIMEOUT_S = 3600.0
 """How long to wait for another process that makes the same asset: the longest build (a root file system on a slow line)."""
 LOCK_POLL_S = 0.2
+_REMOVE_LOCK_S = 5.0
 DISK_IMAGE_BYTES = 1 << 30
 """Files from this size on are taken for disk images: see `sha256_nonzero`. By size alone, so that a copy is judged alike."""
 PIECE_BYTES = 64 << 10
@@ -74,6 +76,23 @@ class AssetCache:
         paths = [path for path in self.folder.iterdir() if path.name.startswith(prefix) and (path / MANIFEST).is_file()]
         paths.sort(key=lambda path: (path / MANIFEST).stat().st_mtime_ns, reverse=True)
         return [asset for asset in map(self.find, (path.name for path in paths)) if asset]
+
+    def listed(self) -> list[tuple[Path, float, int]]:
+        """Every asset there is, damaged or not: its folder, when it was made (seconds), what it takes on disk (bytes). Blocks."""
+        found = []
+        for path in sorted(self.folder.glob("[!.]*")) if self.folder.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):  # it is being removed
+                made_at_s = (path / MANIFEST).stat().st_mtime
+                found.append((path, made_at_s, sum(entry.lstat().st_blocks * 512 for entry in path.rglob("*"))))
+        return found
+
+    def remove(self, name: str) -> None:
+        """Remove an asset; whoever makes it at this moment is waited for. One that is gone is fine. DeadlineExceeded. Blocks."""
+        with file_lock(self.folder / f".{name}.lock", timeout_s=_REMOVE_LOCK_S):
+            gone = self.folder / f".{name}.new-removed"
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / name).rename(gone)  # from here on nobody finds it; a crash leaves what the next build removes
+            shutil.rmtree(gone, ignore_errors=True)
 
     def ensure(self, name: str, build: Callable[[Path], Facts], *, verify: bool = False) -> Asset:
         """The asset `name`, made by `build(empty folder) -> facts` when it is missing or damaged.

@@ -1,9 +1,9 @@
 """Collect: free what nothing reaches, and when the node's disk gets full also what only makes later work faster, coldest first.
 
 Caches are bounded each by itself; beyond that they give way above `storage.high_percent`, until `storage.low_percent`. What a
-sandbox, a template, a snapshot or a verb under way reaches never goes. Each thing goes by one step that is whole or not done: a
-file by its removal, a cached build step by that of its row, after which its layers are the sweep's. So a collection that
-is killed half-way is simply done again.
+sandbox, a template, a snapshot or a verb under way reaches never goes; images on record do if `storage.images_unused_days` says so.
+Each thing goes by one step that is whole or not done: a file by its removal, a cached build step or an image by that of its row,
+after which its layers are the sweep's. So a collection that is killed half-way is simply done again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 from agentenv.core.builds import CachedStep
 from agentenv.core.errors import AgentEnvError, StorageFull
+from agentenv.core.images import Image
 from agentenv.core.storage import CacheItem, Collection, DiskUse
 from agentenv.host.file_cache import FileCache
+from agentenv.orchestrator.old_assets import old_assets, remove_assets
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.sweep import referenced, served, sweep, wanted_snapshots
 
@@ -65,6 +67,9 @@ async def collect(parts: Parts, goal: Goal | None = None, *, dry_run: bool = Fal
     """
     async with parts.shared.collecting:
         freed = await _unreached_bytes(parts) if dry_run else await sweep(parts)
+        old = await old_assets(parts)
+        old = old if dry_run else await remove_assets(parts, old)
+        freed += sum(item.size_bytes for item in old)
         disk = use(parts)
         if dry_run:
             disk = DiskUse(max(0, disk.used_bytes - freed), disk.free_bytes + freed)
@@ -74,13 +79,13 @@ async def collect(parts: Parts, goal: Goal | None = None, *, dry_run: bool = Fal
         if left > 0:  # blocks of layers in registries are many and small: blockd knows which of them are cold
             freed += await parts.blocks.shrink_cache(left, dry_run)
         if dry_run:
-            return Collection(freed + sum(one.item.size_bytes for one in plan), tuple(one.item for one in plan), use(parts))
+            return Collection(freed + sum(one.item.size_bytes for one in plan), (*old, *(one.item for one in plan)), use(parts))
         evicted = await _evict(parts, plan)
         freed += sum(one.item.size_bytes for one in evicted if isinstance(one.source, FileCache))
         if evicted:
             freed += await sweep(parts)
             _log.warning("the disk was %.0f%% full: %d things went from caches, %d MiB in all", disk.percent, len(evicted), freed >> 20)
-        return Collection(freed, tuple(one.item for one in evicted), use(parts))
+        return Collection(freed, (*old, *(one.item for one in evicted)), use(parts))
 
 
 def everything(_disk: DiskUse) -> int:
@@ -97,14 +102,14 @@ class _Eviction:
     """A thing that is to go, and the cache that has it."""
 
     item: CacheItem
-    source: FileCache | CachedStep
+    source: FileCache | CachedStep | Image
 
 
 async def _plan(parts: Parts, goal_bytes: int) -> list[_Eviction]:
     """What to give up, coldest first, until it makes `goal_bytes`."""
     if goal_bytes <= 0:
         return []
-    found = await _cold_steps(parts)
+    found = [*await _cold_steps(parts), *await _cold_images(parts)]
     for cache in parts.shared.file_caches:
         found += [_Eviction(item, cache) for item in await asyncio.to_thread(cache.cold)]
     plan, left = [], goal_bytes
@@ -135,6 +140,26 @@ async def _cold_steps(parts: Parts) -> list[_Eviction]:
     return found
 
 
+async def _cold_images(parts: Parts) -> list[_Eviction]:
+    """Images that nothing uses and that can be pulled again, if a setting gives them up after some days; each with what it alone has."""
+    days = parts.config.storage.images_unused_days
+    if days == 0:
+        return []
+    sizes = await asyncio.to_thread(parts.layers.sizes)
+    oldest_ms = parts.clock.now_ms() - days * 24 * 3_600_000
+    images = parts.store.images.all()
+    kept = await served(parts) | referenced(parts, leaving_out={image.snapshot_id for image in images}, images=False)
+    users = Counter(layer for image in images for layer in set(image.layer_ids) - kept)
+    found = []
+    for image in images:
+        own = [layer for layer in set(image.layer_ids) if users[layer] == 1 and not parts.layers.is_announced(layer)]
+        is_used = image.imported or image.used_at_ms > oldest_ms or image.snapshot_id in parts.shared.snapshots_in_use
+        if not is_used and image.layer_ids[-1] not in kept:
+            size_bytes = sum(sizes.get(layer, 0) for layer in own)
+            found.append(_Eviction(CacheItem("image", image.names[0], image.used_at_ms, size_bytes), image))
+    return found
+
+
 async def _evict(parts: Parts, plan: list[_Eviction]) -> list[_Eviction]:
     """Carry a plan out; what has been used meanwhile stays. Rows that a full disk has no room to change are tried again at the end."""
     done, again = [], []
@@ -150,6 +175,12 @@ async def _evict(parts: Parts, plan: list[_Eviction]) -> list[_Eviction]:
 async def _evict_one(parts: Parts, one: _Eviction) -> bool:
     if isinstance(one.source, FileCache):
         return await asyncio.to_thread(one.source.evict, one.item)
+    if isinstance(one.source, Image):
+        image = one.source
+        if parts.store.images.get(image.digest) != image or image.snapshot_id in parts.shared.snapshots_in_use:
+            return False
+        await parts.store.images.remove(image.digest)
+        return True
     if parts.store.cached_steps.get(one.source.key) != one.source or one.source.snapshot_id in parts.shared.snapshots_in_use:
         return False
     await parts.store.cached_steps.remove(one.source.key)

@@ -76,13 +76,13 @@ async def served(parts: Parts) -> set[str]:
     return {parts.layers.id_of(path) for stack in await parts.blocks.stacks() for path in stack.files}
 
 
-def referenced(parts: Parts, leaving_out: Set[str] = frozenset()) -> set[str]:
-    """The layers that records name, but for those that only the snapshots `leaving_out` do."""
+def referenced(parts: Parts, leaving_out: Set[str] = frozenset(), *, images: bool = True) -> set[str]:
+    """The layers that records name, but for those that only the snapshots `leaving_out` do, or only `images`."""
     marks: set[str] = set()
     for snapshot in parts.store.snapshots():
         if snapshot.snapshot_id not in leaving_out:
             marks.update(snapshot.memory_layers, snapshot.disk_layers)
-    for image in parts.store.images.all():
+    for image in parts.store.images.all() if images else ():
         marks.update(image.layer_ids)
     for vm in _vms(parts):
         marks.update(vm.layer_ids)

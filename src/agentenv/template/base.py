@@ -50,6 +50,12 @@ class BaseInputs:
     boot: BootSpec
 
 
+def base_layer(recipe: Recipe, rootfs_digest: str) -> str:
+    """The layer id of a root file system for a recipe: another start or warm-up makes another template of it."""
+    made_from = f"{rootfs_digest} {recipe.guest_digest}"
+    return f"rootfs-{hashlib.sha256(made_from.encode()).hexdigest()[:32]}"
+
+
 class BaseBuilder:
     """Builds one built-in template of a node."""
 
@@ -87,13 +93,13 @@ class BaseBuilder:
             self._identity.kernel_sha256,
             self._identity.initramfs_sha256,
         )
-        same_inputs = snapshot.disk_layers[0] == self._base_layer(rootfs_digest)
+        same_inputs = snapshot.disk_layers[0] == base_layer(self._recipe, rootfs_digest)
         return made_here and same_inputs and not differences(snapshot.identity, self._identity)
 
     async def build(self, inputs: BaseInputs, progress: Progress) -> Template:
         """Make or replace the template. Sandboxes of a former one are not touched."""
         plan = CapturePlan(new_snapshot_id(), self._layers.new_id(), self._layers.new_id())
-        upper, base = self._layers.new_id(), self._base_layer(inputs.rootfs_digest)
+        upper, base = self._layers.new_id(), base_layer(self._recipe, inputs.rootfs_digest)
         with self._layers.announced(plan.memory_layer, plan.fresh_upper, upper, base):
             if not self._layers.path(base).exists():
                 progress("put the root file system into the layer store", None, None)
@@ -104,11 +110,6 @@ class BaseBuilder:
     def _machine(self) -> Machine:
         memory_mb = max(self._config.memory_mb, self._recipe.min_memory_mb)
         return Machine(self._config.vcpu_count, memory_mb, self._config.disk_mb)
-
-    def _base_layer(self, rootfs_digest: str) -> str:
-        """The layer id of a root file system for this recipe: another start or warm-up makes another template of it."""
-        made_from = f"{rootfs_digest} {self._recipe.guest_digest}"
-        return f"rootfs-{hashlib.sha256(made_from.encode()).hexdigest()[:32]}"
 
     async def _boot_and_capture(
         self, inputs: BaseInputs, plan: CapturePlan, base: str, upper: str, progress: Progress

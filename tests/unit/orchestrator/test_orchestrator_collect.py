@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,16 @@ from agentenv.config.schema import LimitsConfig, StorageConfig
 from agentenv.core import ids
 from agentenv.core.builds import CachedStep
 from agentenv.core.errors import StorageFull
+from agentenv.core.images import Image, ImageConfig, ImageLayer, Platform
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.core.storage import DiskUse
+from agentenv.host.asset_cache import AssetCache, file_lock
 from agentenv.host.file_cache import FileCache
 from agentenv.orchestrator import collect
 from agentenv.orchestrator.collect import everything
+from agentenv.template.base import base_layer
+from agentenv.template.recipes import RECIPES
 from agentenv.testing.fake_node import FakeNode
 
 KIB = 1 << 10
@@ -303,3 +309,126 @@ def test_what_is_being_written_is_nobodys(tmp_path: Path) -> None:
         assert [item.name for item in cache.cold()] == ["old"]
         assert cache.trim(0) == 100
     assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-x", "in-use"]
+
+
+# --- images and assets
+
+
+async def add_image(node: FakeNode, name: str, age_days: float, *layers: tuple[str, int], imported: bool = False) -> Image:
+    """An image on record, last used so long ago, of layers (id, KiB)."""
+    parts = node.parts
+    now_ms = parts.clock.now_ms()
+    snapshot = Snapshot(ids.new_snapshot_id(), Machine(1, 16, 64), parts.identity, (), tuple(layer for layer, _ in layers), 1)
+    made_of = tuple(ImageLayer(layer, "", size_kib * KIB) for layer, size_kib in layers)
+    digest = f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
+    used_at_ms = now_ms - round(age_days * 86_400_000)
+    image = Image(digest, (name,), Platform(), made_of, ImageConfig(), snapshot.snapshot_id, 1, used_at_ms, imported)
+    with parts.layers.announced(*image.layer_ids), parts.shared.using(snapshot.snapshot_id):
+        for layer, size_kib in layers:
+            parts.layers.path(layer).write_bytes(b"x" * size_kib * KIB)
+        parts.paths.snapshot(snapshot.snapshot_id).mkdir(parents=True)
+        await parts.store.add_snapshot(snapshot)
+        await parts.store.images.put(image)
+    return image
+
+
+async def some_images(node: FakeNode) -> None:
+    await add_image(node, "r.test/old", 40, ("common", 100), ("of-old", 200))
+    await add_image(node, "r.test/older", 50, ("common", 100), ("of-older", 300))
+    await add_image(node, "r.test/young", 5, ("of-young", 100))
+    await add_image(node, "r.test/file", 90, ("of-file", 100), imported=True)
+    built_on = await add_image(node, "r.test/built-on", 90, ("of-built-on", 100))
+    await add_step(node, "step", node.parts.clock.now_ms(), *((layer, 1) for layer in built_on.layer_ids))
+
+
+def images(node: FakeNode) -> set[str]:
+    return {image.names[0].partition("/")[2] for image in node.parts.store.images.all()}
+
+
+async def test_images_go_only_if_a_setting_says_so_and_nothing_uses_them(node: FakeNode) -> None:
+    await some_images(node)
+    assert images(node) == {"old", "older", "young", "file", "built-on"}
+    await collect.collect(node.parts, lambda _: 50 * KIB)
+    await add_step(node, "step", node.parts.clock.now_ms(), ("of-built-on", 100))
+    assert images(node) == {"old", "older", "young", "file", "built-on"}, "without the setting none goes"
+    node.parts.config = node.parts.config.model_copy(update={"storage": StorageConfig(images_unused_days=30)})
+    told = await collect.collect(node.parts, lambda _: 450 * KIB, dry_run=True)
+    done = await collect.collect(node.parts, lambda _: 450 * KIB)
+    assert [(item.kind, item.name) for item in done.evicted if item.kind == "image"] == [("image", "r.test/older"), ("image", "r.test/old")]
+    assert [item.name for item in told.evicted] == [item.name for item in done.evicted]
+    assert images(node) == {"young", "file", "built-on"}
+    assert not node.parts.layers.path("common").exists()
+    assert node.problems() == []
+
+
+async def test_an_image_that_is_used_now_stays(node: FakeNode) -> None:
+    await some_images(node)
+    node.parts.config = node.parts.config.model_copy(update={"storage": StorageConfig(images_unused_days=30)})
+    old = next(image for image in node.parts.store.images.all() if image.names == ("r.test/old",))
+    with node.parts.shared.using(old.snapshot_id):
+        await collect.collect(node.parts, everything)
+        assert "old" in images(node)
+    await collect.collect(node.parts, everything)
+    assert "old" not in images(node)
+
+
+def add_asset(node: FakeNode, name: str, age_s: float = 10_000, content: bytes = b"x", **facts: str) -> Path:
+    def build(folder: Path) -> dict[str, str]:
+        (folder / "file").write_bytes(content)
+        return facts
+
+    path = AssetCache(node.paths.cache).ensure(name, build).path
+    os.utime(path / "manifest.json", (time.time() - age_s,) * 2)
+    return path
+
+
+async def test_assets_of_earlier_versions_go(node: FakeNode) -> None:
+    parts = node.parts
+    identity = parts.identity
+    reached = hashlib.sha256(b"of a snapshot").hexdigest()
+    snapshot = Snapshot(ids.new_snapshot_id(), Machine(1, 16, 64), replace(identity, kernel_sha256=reached, vmm_version="7.7.7"), (), (), 1)
+    layer = base_layer(RECIPES["base"], "1" * 16)
+    await add_step(node, "step", 1, (layer, 1))
+    parts.paths.snapshot(snapshot.snapshot_id).mkdir(parents=True)
+    kept = {
+        "kernel-of-a-snapshot": add_asset(node, "kernel-of-a-snapshot", content=b"of a snapshot"),
+        "qemu-of-a-snapshot": add_asset(node, "qemu-of-a-snapshot", version="7.7.7"),
+        "qemu-current": add_asset(node, "qemu-current", version=identity.vmm_version),
+        f"rootfs-{'1' * 16}": add_asset(node, f"rootfs-{'1' * 16}"),
+        "initramfs-new": add_asset(node, "initramfs-new", age_s=10),
+        "initramfs-booted": add_asset(node, "initramfs-booted"),
+        "unknown-kind": add_asset(node, "unknown-kind"),
+        "qemu-running": add_asset(node, "qemu-running", version="0"),
+    }
+    parts.boot = replace(parts.boot, initramfs=kept["initramfs-booted"] / "file")
+    gone = {
+        "initramfs-old": add_asset(node, "initramfs-old", age_s=30_000),
+        "kernel-old": add_asset(node, "kernel-old", age_s=20_000),
+        "qemu-old": add_asset(node, "qemu-old", version="0"),
+        f"rootfs-{'2' * 16}": add_asset(node, f"rootfs-{'2' * 16}", age_s=11_000),
+    }
+    user = await asyncio.create_subprocess_exec("sh", "-c", "read line", f"{kept['qemu-running']}/file", stdin=asyncio.subprocess.PIPE)
+    try:
+        with parts.shared.using(snapshot.snapshot_id):
+            await parts.store.add_snapshot(snapshot)
+            told = await collect.collect(parts, lambda _: 0, dry_run=True)
+            assert all(path.exists() for path in gone.values())
+            done = await collect.collect(parts, lambda _: 0)
+    finally:
+        user.kill()
+        await user.wait()
+    assert [item.name for item in done.evicted] == ["initramfs-old", "kernel-old", f"rootfs-{'2' * 16}", "qemu-old"]
+    assert told.evicted == done.evicted
+    assert {path.name for path in AssetCache(node.paths.cache).folder.glob("[!.]*")} == set(kept)
+    assert done.freed_bytes >= sum(item.size_bytes for item in done.evicted) > 0
+    await parts.store.remove_snapshot(snapshot.snapshot_id)
+    await collect.collect(parts, lambda _: 0)
+    assert not kept["kernel-of-a-snapshot"].exists()
+    assert not kept["qemu-running"].exists()
+
+
+async def test_an_asset_that_is_being_made_stays(node: FakeNode) -> None:
+    old = add_asset(node, "initramfs-old", age_s=20_000)
+    with file_lock(old.parent / ".initramfs-old.lock"):
+        done = await collect.collect(node.parts, lambda _: 0)
+    assert (done.evicted, old.exists()) == ((), True)

@@ -17,9 +17,10 @@ from agentenv.cli.verb import json_option, verb
 def command(everything: bool, dry_run: bool, as_json: bool) -> None:
     """Free space on the node's disk.
 
-    What nothing reaches goes; then, if the disk is fuller than storage.low_percent, of the caches (disks of build steps,
-    uploads for builds, downloaded blobs of images) what was used longest ago. Sandboxes, templates, snapshots and images are
-    never touched. The node does the same by itself above storage.high_percent. What has gone is printed.
+    What nothing reaches goes, and so do kernels, QEMUs and root file systems of earlier versions that nothing needs; then, if
+    the disk is fuller than storage.low_percent, of the caches (disks of build steps, uploads, cache mounts and downloads of
+    builds, blobs of images) what was used longest ago. Sandboxes, templates and snapshots are never touched, images only if
+    storage.images_unused_days says so. The node does the same by itself above storage.high_percent. What has gone is printed.
     """
     from agentenv.cli.api import Api
 
