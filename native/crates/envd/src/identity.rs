@@ -1,7 +1,7 @@
 //! Names and addresses of this guest in the image's files: hostname, hosts, resolver, machine id.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -90,14 +90,26 @@ pub fn set_dns_servers(servers: &[IpAddr]) -> io::Result<()> {
 }
 
 /// Writes a file of /etc unless it already says so: a restore should not dirty pages for nothing.
+///
+/// It is not emptied first: ext4 writes a file that was to the disk at once, which takes longer than all else here.
 pub fn write_if_changed(path: &Path, text: &str) -> io::Result<()> {
-    if fs::read(path).is_ok_and(|old| old == text.as_bytes()) {
+    let old = fs::read(path).ok();
+    if old.as_deref() == Some(text.as_bytes()) {
         return Ok(());
     }
-    if let Some(folder) = path.parent() {
+    if let Some(folder) = path.parent().filter(|_| old.is_none()) {
         fs::create_dir_all(folder)?;
     }
-    fs::write(path, text)
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)?;
+    file.write_all(text.as_bytes())?;
+    if old.is_none_or(|old| old.len() > text.len()) {
+        file.set_len(text.len() as u64)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -114,6 +126,32 @@ mod tests {
         let second = hosts_text(&first, "box-b");
         assert_eq!(second, first.replace("box-a", "box-b"));
         assert_eq!(hosts_text("", "localhost"), "127.0.0.1 localhost\n");
+    }
+
+    #[test]
+    fn files_say_what_was_written_last_and_no_more() {
+        let folder = std::env::temp_dir().join(format!("envd-identity-{}", std::process::id()));
+        let path = folder.join("etc").join("name");
+        for text in [
+            "first\n",
+            "second, longer\n",
+            "short\n",
+            "short\n",
+            "",
+            "again\n",
+        ] {
+            write_if_changed(&path, text).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        let written = fs::metadata(&path).unwrap().modified().unwrap();
+        write_if_changed(&path, "again\n").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written);
+        let link = folder.join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        write_if_changed(&link, "through\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "through\n");
+        assert!(write_if_changed(&path.join("below a file"), "x").is_err());
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
