@@ -37,7 +37,7 @@ lint: setup ## ruff, mypy, import-linter, rustfmt, clippy, freshness of generate
 	$(PY) tools/gen_docs.py --check
 	cd native && cargo fmt --check && cargo clippy --locked --workspace --all-targets -- -D warnings
 
-bench: setup ## Measure against the limit, side by side; prints tables and writes bench.json (a quarter of an hour; AENV_BENCH_N=10: some minutes)
+bench: setup ## Measure against the limit, side by side; prints tables and writes bench.json (about 20 minutes; AENV_BENCH_N=10: some)
 	@$(PY) tests/bench/run.py
 
 lab: ## Production path (Firecracker and ublk inside an emulated host): not available yet

@@ -10,17 +10,17 @@ from verbs import create, kill, run
 
 from agentenv.client import Sandbox
 
-COUNTS = (1, 10, 50)
-_PER_ROUND = 5  # rounds are fewer than samples of one child would ask for: 100 / (5 x 1) forks of one
+#: By number of children: how many samples one more round is for. Rounds are fewer than elsewhere, since each has three batches.
+COUNTS = {1: 5, 10: 20, 50: 50}
 
 
 def measure(crowd: Crowd) -> dict[str, Any]:
     """By number of children: a fork of a running and of a paused source, and creates; each until the last child has answered."""
     result = {}
-    for count in COUNTS:
+    for count, samples in COUNTS.items():
         if count > N:
             continue
-        times = rounds(max(count, _PER_ROUND)) if count < 50 else 2
+        times = rounds(samples)
         step(f"forks into {count}, {times} times")
         found: dict[str, list[float]] = {"fork": [], "fork_call": [], "fork_paused": [], "creates": []}
         for _ in range(times):

@@ -42,6 +42,11 @@ while True:
 """
 
 
+def measure() -> dict[str, Any]:
+    """All of it."""
+    return {"pause": pause_by_dirtied_memory(), "tracking": cost_of_tracking(), "idle": memory_of_idle()}
+
+
 def _shell(sandbox: Sandbox, command: str) -> str:
     return str(sandbox.commands.run(command, timeout=DEADLINE_S, request_timeout=DEADLINE_S).stdout)
 

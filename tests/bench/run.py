@@ -13,10 +13,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -30,14 +31,15 @@ import memory
 import proxy
 import ready
 import where
-from samples import COMMAND, Crowd, N, step
+from samples import COMMAND, Crowd, N, err, step
 from verbs import many_at_once, one_at_a_time
 
-from limit import for_node, restore_and_run
+from limit import Bare, for_node, restore_and_run
 from local_node import AENV, node
 
 PARTS = ("verbs", "forks", "ready", "memory", "where", "proxy", "blocks")
 CORES = len(os.sched_getaffinity(0))
+T = TypeVar("T")
 
 
 def wanted() -> tuple[str, ...]:
@@ -54,49 +56,57 @@ def node_with(warm_sandboxes: int) -> Iterator[None]:
     os.environ["AENV_WARM_SANDBOXES"] = str(warm_sandboxes)
     with node() as variables:
         os.environ.update(variables)
-        yield
+        try:
+            yield
+        finally:  # what a part that broke off has left running
+            subprocess.run([str(AENV), "kill", "--all"], check=False, stdout=subprocess.DEVNULL)
 
 
-def measure(parts: tuple[str, ...], crowd: Crowd) -> dict[str, Any]:
-    """By part."""
+class Run:
+    """What was measured so far, by part. A part that breaks off is a failure, and the others go on."""
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        self.parts, self.crowd = parts, Crowd()
+        self.result: dict[str, Any] = {"n": N, "cores": CORES}
+
+    def part(self, name: str, key: str, work: Callable[[], Any]) -> None:
+        """Do `work` if the part `name` is wanted; its result becomes `key`."""
+        if name not in self.parts:
+            return
+        try:
+            self.result[key] = work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost what was measured before
+            self.crowd.failures.append(f"{name}: {type(error).__name__}: {error}")
+            err.print_exception()
+
+    def everything(self) -> None:
+        """All parts that are wanted."""
+        crowd = self.crowd
+        if set(self.parts) & {"verbs", "where", "forks", "memory", "proxy"}:
+            with node_with(warm_sandboxes=0):
+                self.part("verbs", "one", lambda: beside_the_limit(partial(one_at_a_time, crowd)))
+                self.part("verbs", "many", lambda: many_at_once(crowd))
+                self.part("where", "where", where.measure)
+                self.part("forks", "forks", lambda: forks.measure(crowd))
+                self.part("memory", "memory", memory.measure)
+                self.part("proxy", "proxy", proxy.measure)
+        if "ready" in self.parts:
+            with node_with(warm_sandboxes=1):
+                self.part("ready", "ready", lambda: beside_the_limit(partial(ready.measure, crowd)))
+        self.part("blocks", "blocks", blocks.measure)
+
+
+def beside_the_limit(work: Callable[[Bare], T]) -> T:
+    """Work that measures the limit, too."""
     from agentenv.config.load import load
 
-    result: dict[str, Any] = {"n": N, "cores": CORES}
-    if set(parts) & {"verbs", "forks", "memory", "where", "proxy"}:
-        with node_with(warm_sandboxes=0):
-            if "verbs" in parts:
-                step("make flat files for the bare VMM")
-                bare = for_node(load())
-                try:
-                    restore_and_run(bare, COMMAND)  # warms the page cache for both sides
-                    result["one"] = one_at_a_time(crowd, bare)
-                finally:
-                    bare.close()
-                result["many"] = many_at_once(crowd)
-            if "where" in parts:
-                result["where"] = where.measure()
-            if "forks" in parts:
-                result["forks"] = forks.measure(crowd)
-            if "memory" in parts:
-                result["memory"] = {
-                    "pause": memory.pause_by_dirtied_memory(),
-                    "tracking": memory.cost_of_tracking(),
-                    "idle": memory.memory_of_idle(),
-                }
-            if "proxy" in parts:
-                step("the proxy beside nginx")
-                result["proxy"] = proxy.measure()
-    if "ready" in parts:
-        with node_with(warm_sandboxes=1):
-            bare = for_node(load())
-            try:
-                result["ready"] = ready.measure(crowd, bare)
-            finally:
-                bare.close()
-    if "blocks" in parts:
-        step("blockd")
-        result["blocks"] = blocks.measure()
-    return result
+    step("make flat files for the bare VMM")
+    bare = for_node(load())
+    try:
+        restore_and_run(bare, COMMAND)  # warms the page cache for both sides
+        return work(bare)
+    finally:
+        bare.close()
 
 
 def ideal_ms(one: dict[str, Any], size: int) -> float:
@@ -117,14 +127,14 @@ def held(result: dict[str, Any]) -> dict[str, tuple[float, float]]:
         for verb in ("pause", "snapshot", "checkpoint"):
             most_ms = 1.5 * one[f"write_{verb}"]["p50_ms"] + 20
             found[f"{verb}, ratio to 1.5 x writing as much to a file + 20 ms"] = (one[verb]["p50_ms"] / most_ms, 1.0)
-    if "50" in many:
+    if one and "50" in many:
         found["create, p99 of 50 at once, ratio to ideal queueing"] = (many["50"]["create"]["p99_ms"] / ideal_ms(one, 50), 3.0)
     if ready_vm:
         found["create from a VM that stands ready, ratio to the limit"] = (ready_vm["create"]["p50_ms"] / ready_vm["limit"]["p50_ms"], 1.0)
     for row in result.get("memory", {}).get("pause", ()):
         most_ms = 1.5 * row["write_p50_ms"] + 20
         found[f"pause at {row['captured_mb']:.0f} MB, ratio to 1.5 x writing as much + 20 ms"] = (row["pause_p50_ms"] / most_ms, 1.0)
-    if one and "forks" in result:
+    if one and "1" in result.get("forks", {}):
         single = result["forks"]["1"]["fork"]["p50_ms"]
         for count in (key for key in result["forks"] if key != "1"):
             further = (result["forks"][count]["fork"]["p50_ms"] - single) / (int(count) - 1)
@@ -137,7 +147,7 @@ def report(result: dict[str, Any], failures: list[str]) -> bool:
     out = Console()
     if "one" in result:
         out.print(_verbs_table(result["one"]))
-        for size, found in result["many"].items():
+        for size, found in result.get("many", {}).items():
             out.print(_many_table(result["one"], size, found))
     if "where" in result:
         where.report(result["where"])
@@ -228,15 +238,16 @@ def _forks_table(found: dict[str, Any]) -> Table:
 
 def main() -> None:
     """Measure everything and report. Exits 1 when a bound is broken."""
-    parts, crowd, began = wanted(), Crowd(), time.monotonic()
+    run, began = Run(wanted()), time.monotonic()
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", "150")  # or a log would have tables as narrow as 80
-    if "proxy" in parts:
+    if "proxy" in run.parts:
         proxy.require_programs()
-    if set(parts) - {"blocks"} and subprocess.run([str(AENV), "ls", "--json"], check=False, capture_output=True).returncode == 0:
+    if set(run.parts) - {"blocks"} and subprocess.run([str(AENV), "ls", "--json"], check=False, capture_output=True).returncode == 0:
         sys.exit("bench: the node is up, with settings and sandboxes of its own; stop it first: aenv down")
-    result = measure(parts, crowd)
-    good = report(result, crowd.failures)
+    run.everything()
+    result = run.result
+    good = report(result, run.crowd.failures)
     result["seconds"] = time.monotonic() - began
     Path("bench.json").write_text(json.dumps(result, indent=1) + "\n")
     step(f"done in {result['seconds'] / 60:.1f} minutes, see bench.json")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +69,7 @@ def summary(samples: Sequence[float]) -> dict[str, float]:
     """Median, 95th and 99th percentile, extremes and count."""
     ordered = sorted(samples)
     if not ordered:
-        sys.exit("bench: nothing could be measured; the failures are above")
+        raise RuntimeError("nothing could be measured")
     return {
         "p50_ms": statistics.median(ordered),
         "p95_ms": at(ordered, 0.95),
