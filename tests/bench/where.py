@@ -16,6 +16,7 @@ _ROUNDS = max(3, min(10, N // 5))
 #: In the order of the table, with what each does.
 STEPS = {
     "record": "commits to the database",
+    "check": "looks whether the snapshot is whole",
     "queue": "waits for other starts",
     "slot": "takes a network slot",
     "stacks": "opens memory and disk",

@@ -72,7 +72,8 @@ async def require_usable(parts: Parts, snapshot: Snapshot, *, cold: bool) -> Non
     """SnapshotOfAnotherHost or DataCorrupt, before anything is acquired, when a snapshot cannot be started here, or not any more."""
     if not cold:
         refuse_mismatch(snapshot.identity, parts.identity)
-    await asyncio.to_thread(require_intact, snapshot, parts.layers, parts.paths, disk_alone=cold)
+    with span("check"):
+        await asyncio.to_thread(require_intact, snapshot, parts.layers, parts.paths, disk_alone=cold)
 
 
 async def launch_vm(

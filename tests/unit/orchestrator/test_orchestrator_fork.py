@@ -50,6 +50,30 @@ async def test_the_source_runs_on_before_the_first_child_starts(node: FakeNode) 
     await forking
 
 
+@pytest.mark.parametrize(("paused", "captures"), [(False, 1), (True, 0)])
+async def test_a_hundred_children_are_captured_once_and_start_some_at_a_time(node: FakeNode, paused: bool, captures: int) -> None:
+    source = await node.create()
+    if paused:
+        await node.orchestrator.pause(source)
+    at_once = node.config.limits.starts_at_once
+    former = len(node.points.passed)
+    with node.points.hold("guest.initialise") as reached:
+        forking = asyncio.create_task(node.orchestrator.fork(source, 100, 600))
+        await reached.wait()
+        for _ in range(50):
+            await node.turn()
+        passed = node.points.passed[former:]
+        assert passed.count("vmm.restore") == at_once, "as many starts side by side as the node may have, and no more"
+        other = asyncio.create_task(node.create())
+    outcomes = await forking
+    assert len({outcome.sandbox.sandbox_id for outcome in outcomes if outcome.sandbox}) == 100
+    assert node.points.passed[former:].count("blocks.capture") == captures
+    await other
+    assert len(node.processes.alive()) == 102 - paused
+    await node.quiesce()
+    assert node.problems() == []
+
+
 async def test_a_paused_source_stays_paused_and_needs_no_vm(node: FakeNode) -> None:
     source = await node.create()
     assert node.process(source).write("0", "kept")

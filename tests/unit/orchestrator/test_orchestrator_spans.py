@@ -8,7 +8,7 @@ from agentenv.core.errors import Internal
 from agentenv.core.spans import recording
 from agentenv.testing.fake_node import FakeNode
 
-STARTS = {"record", "queue", "slot", "stacks", "guest"}
+STARTS = {"record", "check", "queue", "slot", "stacks", "guest"}
 CAPTURES = {"record", "stop", "write", "seal"}
 
 
