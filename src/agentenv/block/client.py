@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 
@@ -94,26 +94,46 @@ class BlockClient:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
+        self._has_devices = False  # as the last `info` said
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=32)), base_url="http://blockd"
         )
 
     async def info(self, deadline_s: float = 5.0) -> dict[str, Any]:
         """Program, version, protocol and mount of the running blockd. Unavailable when it does not answer."""
-        return await self._call("GET", "/v1/info", dict, deadline_s=deadline_s)
+        info = await self._call("GET", "/v1/info", dict, deadline_s=deadline_s)
+        self._has_devices = "ublk" in info.get("exports", ())
+        return info
 
-    async def open(self, stack_id: str, lowers: Sequence[Path], upper: Upper | None, virtual_size_bytes: int | None, cache: str) -> Stack:
+    async def open(
+        self,
+        stack_id: str,
+        lowers: Sequence[Path],
+        upper: Upper | None,
+        virtual_size_bytes: int | None,
+        cache: str,
+        export: Literal["fuse", "ublk", "auto"] | None = None,
+        owner: tuple[int, int] | None = None,
+    ) -> Stack:
         """Open layers (bottom first) as one device. `cache`: `page` for shared memory, `direct` for disks.
 
+        A disk is a block device (ublk) where the host has them, and goes on over a kill of blockd; memory is a file, which many map.
+        `export` and `owner` (user, group, of a file) are for a VMM that needs them otherwise.
         A new upper overwrites in place what it has already, so that a guest which writes for ever does not fill the host's disk.
         """
-        body = {
+        body: dict[str, Any] = {
             "lowers": [str(path) for path in lowers],
             "upper": None if upper is None else {"data": str(upper.data), "index": str(upper.index)},
             "upper_layout": "hybrid",
             "virtual_size_bytes": virtual_size_bytes,
             "cache": cache,
         }
+        if export is None and cache == "direct" and self._has_devices:
+            export = "auto"
+        if export is not None:
+            body["export"] = export
+        if owner is not None:
+            body["owner"] = {"uid": owner[0], "gid": owner[1]}
         return await self._call("PUT", f"/v1/stacks/{stack_id}", _stack, body)
 
     async def stacks(self) -> list[Stack]:

@@ -28,7 +28,8 @@ async def ensure_running(binary: Path, run: Path, log: Path, flags: Sequence[str
             return _checked(client, await client.info())
         mount = run / "stacks"
         mount.parent.mkdir(parents=True, exist_ok=True)
-        argv = [str(binary), "serve", "--socket", str(client.socket), "--mount", str(mount), *flags]
+        places = ["--socket", str(client.socket), "--mount", str(mount), "--ublk-state", str(run / "ublk")]
+        argv = [str(binary), "serve", *places, *flags]
         started = await asyncio.to_thread(process.spawn, argv, log, run, None, {"PATH": os.defpath, "RUST_LOG": "info"})
         end = time.monotonic() + _START_DEADLINE_S
         while time.monotonic() < end and process.is_alive(started):

@@ -60,7 +60,9 @@ def _blockd(config: Config) -> Check:
     if info.get("protocol") != PROTOCOL:
         detail = f"{check.detail}; the running one (pid {info.get('pid')}) speaks protocol {info.get('protocol')}, this version {PROTOCOL}"
         return Check("blockd", "fail", detail, "`aenv down`, then `aenv up`")
-    return Check("blockd", "ok", f"{check.detail}; running (pid {info.get('pid')}, protocol {PROTOCOL})")
+    exports = info.get("exports")
+    disks = "block devices (ublk)" if isinstance(exports, list) and "ublk" in exports else f"files (FUSE): {info.get('no_ublk')}"
+    return Check("blockd", "ok", f"{check.detail}; running (pid {info.get('pid')}, protocol {PROTOCOL}); disks are {disks}")
 
 
 async def _blockd_info(socket: Path) -> dict[str, object]:

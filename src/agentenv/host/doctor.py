@@ -147,8 +147,9 @@ def _cgroup() -> Check:
 
 def _ublk() -> Check:
     if Path("/dev/ublk-control").exists():
-        return Check("ublk", "ok", "available")
-    return Check("ublk", "ok", "absent; disks go through FUSE")
+        return Check("ublk", "ok", "available: disks are block devices (Linux 6.5 or newer), and outlive a kill of blockd")
+    step = "`modprobe ublk_drv`, then `aenv down` and `aenv up`, makes them devices that outlive a kill of blockd"
+    return Check("ublk", "ok", f"absent: disks are files, through FUSE ({step}, where the kernel has it)")
 
 
 def port_is_free(host: str, port: int) -> bool:

@@ -192,7 +192,9 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
     accelerator = "kvm" if s.accelerator == "kvm" else f"tcg,thread=multi,tb-size={s.code_cache_mb}"
     size = f"{spec.machine.memory_mb}M"
     memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
-    drive = f"id=root,file={spec.disk},format=raw,if=none,cache=writeback,aio=threads,discard=unmap,file.locking=off"
+    # A block device past the host's page cache, as the file is by itself: what the guest wrote must be in the stack when it is sealed.
+    cache = "none" if spec.disk.is_block_device() else "writeback"
+    drive = f"id=root,file={spec.disk},format=raw,if=none,cache={cache},aio=threads,discard=unmap,file.locking=off"
     network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
     kind, options = console.split(",", 1)
     return [

@@ -99,6 +99,24 @@ async def test_stacks_are_opened_listed_and_sealed(blockd: FakeBlockd, client: B
     ]
 
 
+async def test_a_disk_is_a_device_where_blockd_has_them_and_memory_never(blockd: FakeBlockd, client: BlockClient) -> None:
+    for exports, wanted in ((["fuse"], None), (["fuse", "ublk"], "auto")):
+        blockd.answer(200, {"program": "blockd", "exports": exports})
+        await client.info()
+        blockd.answer(200, STACK)
+        await client.open("disk-1", [], Upper(Path("/l/u.lsmt"), Path("/l/u.index")), 4096, "direct")
+        blockd.answer(200, STACK)
+        await client.open("mem-1", [Path("/l/a.lsmt")], None, None, "page")
+        disk, memory = (asked[2] for asked in blockd.asked[-2:])
+        assert (disk.get("export"), memory.get("export")) == (wanted, None)
+
+
+async def test_an_export_and_an_owner_are_passed_on(blockd: FakeBlockd, client: BlockClient) -> None:
+    blockd.answer(200, STACK)
+    await client.open("capture-1", [], Upper(Path("/l/u.lsmt"), Path("/l/u.index")), 4096, "direct", "fuse", (7, 8))
+    assert blockd.asked[-1][2] | {"export": "fuse", "owner": {"uid": 7, "gid": 8}} == blockd.asked[-1][2]
+
+
 async def test_captures_imports_and_commits(blockd: FakeBlockd, client: BlockClient) -> None:
     figures = {"size_bytes": 1, "pages": 2, "zero_pages": 3, "stored_pages": 4, "find_us": 5, "copy_us": 6}
     blockd.answer(200, figures | {"output": "/l/m.lsmt", "virtual_size_bytes": 9})

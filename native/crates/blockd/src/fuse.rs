@@ -221,7 +221,9 @@ impl Filesystem for StackFs {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let entry = name.to_str().and_then(|name| self.registry.by_id(name));
+        let entry = name
+            .to_str()
+            .and_then(|name| self.registry.file_by_id(name));
         match entry {
             Some(entry) if parent == INodeNo::ROOT => {
                 reply.entry(&CACHE_TTL, &self.file(&entry), Generation(0));
@@ -439,6 +441,7 @@ impl Filesystem for StackFs {
         }
         let dots = [".", ".."].map(|name| (1, FileType::Directory, name.to_owned()));
         let files = self.registry.all().into_iter();
+        let files = files.filter(|entry| !entry.is_device());
         let files = files.map(|entry| (entry.inode, FileType::RegularFile, entry.id.clone()));
         let all = dots.into_iter().chain(files).enumerate();
         for (position, (inode, kind, name)) in all.skip(offset as usize) {

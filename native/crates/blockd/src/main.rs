@@ -13,6 +13,7 @@ mod serve;
 mod stacks;
 mod sys;
 mod traces;
+mod ublk;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -53,6 +54,10 @@ enum Command {
         /// Memory for decompressed blocks of all layers together.
         #[arg(long, default_value_t = DEFAULT_CACHE_MIB)]
         block_cache_mib: u32,
+        /// Folder for what a killed daemon's successor must know of ublk devices; without
+        /// it there are none.
+        #[arg(long)]
+        ublk_state: Option<PathBuf>,
         #[command(flatten)]
         remote: RemoteArguments,
         /// Log more.
@@ -102,6 +107,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             mount,
             threads,
             block_cache_mib,
+            ublk_state,
             remote,
             verbose,
         } => {
@@ -114,6 +120,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 cache_bytes: u64::from(block_cache_mib) << 20,
                 trace_window: remote.trace_window(),
                 remote: remote.options(),
+                ublk_state,
             })?;
         }
         Command::Inspect { file } => {

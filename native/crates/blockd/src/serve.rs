@@ -23,6 +23,7 @@ use crate::fuse::StackFs;
 use crate::stacks::Registry;
 use crate::sys::{self, MountState};
 use crate::traces::Traces;
+use crate::ublk::Devices;
 
 /// Threads for blocking API work.
 const MAX_BLOCKING_THREADS: usize = 32;
@@ -49,6 +50,8 @@ pub struct ServeOptions {
     pub trace_window: Duration,
     /// How to read layers that are in registries, if at all.
     pub remote: Option<RemoteOptions>,
+    /// Where the records of ublk devices are, if there are to be any.
+    pub ublk_state: Option<PathBuf>,
 }
 
 /// Runs the daemon until a signal or a request ends it.
@@ -74,10 +77,19 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<()> {
     ));
     let session = start_session(&mount, registry.clone(), options.threads)?;
     registry.set_notifier(session.notifier());
+    if let Some(state) = &options.ublk_state {
+        let devices = Devices::open(state);
+        if let Err(reason) = &devices {
+            tracing::info!(%reason, "no ublk devices; stacks are files");
+        }
+        registry.set_devices(devices);
+        registry.recover();
+    }
     let result = serve_api(&options.socket, &mount, registry.clone(), remotes);
     // Best effort: the next start removes a stale socket itself.
     let _ = std::fs::remove_file(&options.socket);
-    let failed_flushes = registry.flush_all() + finish_mount(&mount, &registry);
+    let failed_flushes =
+        registry.end_devices() + registry.flush_all() + finish_mount(&mount, &registry);
     result?;
     if failed_flushes > 0 {
         bail!("{failed_flushes} stacks could not be flushed; see the log above");

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,13 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::api::error::{ApiError, Code};
 use crate::api::models::{
-    CacheMode, Layer, OpenStack, Owner, ReplaceLayers, SealStack, Sealed, StackInfo, Upper,
+    CacheMode, Export, Layer, OpenStack, Owner, ReplaceLayers, SealStack, Sealed, StackInfo, Upper,
 };
 use crate::config::{self, ImageConfig};
 use crate::traces::Traces;
+use crate::ublk::{Devices, Unavailable};
+
+mod devices;
 
 /// Longest name of a stack.
 const MAX_ID_BYTES: usize = 128;
@@ -52,12 +55,18 @@ pub struct Entry {
     pub owner: Owner,
     upper: Mutex<Option<Upper>>,
     open_handles: AtomicU64,
+    is_device: AtomicBool,
 }
 
 impl Entry {
     /// Whether the stack takes writes. Never changes.
     pub fn is_writable(&self) -> bool {
         self.stack.is_writable()
+    }
+
+    /// Whether it is a block device, and no file.
+    pub fn is_device(&self) -> bool {
+        self.is_device.load(Ordering::Acquire)
     }
 
     /// Counts one more handle.
@@ -90,6 +99,7 @@ pub struct Registry {
     id_locks: Mutex<HashMap<String, Arc<Mutex<()>>>>,
     next_inode: AtomicU64,
     notifier: OnceLock<Notifier>,
+    devices: OnceLock<Result<Devices, Unavailable>>,
 }
 
 impl Registry {
@@ -103,6 +113,7 @@ impl Registry {
             id_locks: Mutex::default(),
             next_inode: AtomicU64::new(FIRST_INODE),
             notifier: OnceLock::new(),
+            devices: OnceLock::new(),
         }
     }
 
@@ -132,6 +143,11 @@ impl Registry {
         self.tables.read().by_inode.get(&inode).cloned()
     }
 
+    /// The stack of a name, if it is a file.
+    pub fn file_by_id(&self, id: &str) -> Option<Arc<Entry>> {
+        self.by_id(id).filter(|entry| !entry.is_device())
+    }
+
     /// All stacks, by name.
     pub fn all(&self) -> Vec<Arc<Entry>> {
         let mut entries: Vec<_> = self.tables.read().by_id.values().cloned().collect();
@@ -150,9 +166,14 @@ impl Registry {
     /// What a caller is told about a stack.
     pub fn describe(&self, entry: &Entry) -> StackInfo {
         let stats = entry.stack.upper_stats();
+        let device = self.devices().and_then(|devices| devices.path(&entry.id));
         StackInfo {
             id: entry.id.clone(),
-            path: self.mount.join(&entry.id),
+            export: match &device {
+                Some(_) => Export::Ublk,
+                None => Export::Fuse,
+            },
+            path: device.unwrap_or_else(|| self.mount.join(&entry.id)),
             virtual_size_bytes: entry.stack.virtual_size_bytes(),
             lowers: entry.stack.lower_paths(),
             upper: entry.upper.lock().clone(),
@@ -193,18 +214,38 @@ impl Registry {
                 "close some stacks first",
             ));
         }
+        let is_device = self.wants_device(request)?;
+        let entry = self.make_entry(id, request, is_device)?;
+        if is_device {
+            self.make_device(&entry, request)?;
+        }
+        self.add(entry.clone());
+        tracing::info!(id, inode = entry.inode, "stack opened");
+        self.traces.begin(&entry);
+        Ok(self.describe(&entry))
+    }
+
+    fn make_entry(
+        &self,
+        id: &str,
+        request: &OpenStack,
+        is_device: bool,
+    ) -> Result<Arc<Entry>, ApiError> {
         let spec = StackSpec {
             lowers: request.lowers.clone(),
             upper: request.upper.as_ref().map(Into::into),
             upper_layout: request.upper_layout.unwrap_or_default().into(),
             virtual_size_bytes: request.virtual_size_bytes,
         };
-        let stack = Stack::open(&self.opener, &spec)?;
+        let mut stack = Stack::open(&self.opener, &spec)?;
+        if let Some(devices) = self.devices().filter(|_| is_device) {
+            stack = devices::open_for_device(devices, stack)?;
+        }
         if stack.dropped_bytes() > 0 {
             let bytes = stack.dropped_bytes();
             tracing::warn!(id, bytes, "recovery cut unflushed records off the upper");
         }
-        let entry = Arc::new(Entry {
+        Ok(Arc::new(Entry {
             id: id.to_owned(),
             inode: self.next_inode.fetch_add(1, Ordering::Relaxed),
             stack,
@@ -212,15 +253,14 @@ impl Registry {
             owner: request.owner.unwrap_or_default(),
             upper: Mutex::new(request.upper.clone()),
             open_handles: AtomicU64::new(0),
-        });
-        {
-            let mut tables = self.tables.write();
-            tables.by_id.insert(id.to_owned(), entry.clone());
-            tables.by_inode.insert(entry.inode, entry.clone());
-        }
-        tracing::info!(id, inode = entry.inode, "stack opened");
-        self.traces.begin(&entry);
-        Ok(self.describe(&entry))
+            is_device: AtomicBool::new(false),
+        }))
+    }
+
+    fn add(&self, entry: Arc<Entry>) {
+        let mut tables = self.tables.write();
+        tables.by_id.insert(entry.id.clone(), entry.clone());
+        tables.by_inode.insert(entry.inode, entry);
     }
 
     fn confirm(&self, entry: &Entry, request: &OpenStack) -> Result<StackInfo, ApiError> {
@@ -232,6 +272,7 @@ impl Registry {
             && info.upper == request.upper
             && info.cache == cache_of(request)
             && info.owner == request.owner.unwrap_or_default()
+            && matches!(request.export.unwrap_or(Export::Fuse), wanted if wanted == Export::Auto || wanted == info.export)
             && same_size
         {
             return Ok(info);
@@ -252,8 +293,13 @@ impl Registry {
         let entry = self.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
         if entry.upper.lock().as_ref() != Some(&request.upper) {
             let fresh = (&request.upper).into();
-            entry.stack.seal(&fresh, request.sync)?;
-            *entry.upper.lock() = Some(request.upper.clone());
+            self.before_seal(&entry, request)?;
+            let sealed = entry.stack.seal(&fresh, request.sync);
+            if sealed.is_ok() {
+                *entry.upper.lock() = Some(request.upper.clone());
+            }
+            self.after_change(&entry)?;
+            sealed?;
         } else if request.sync {
             // A repeated call may ask for more durability than the first did.
             entry.stack.flush()?;
@@ -279,6 +325,7 @@ impl Registry {
             let entry = self.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
             if !entry.stack.lower_paths().contains(&request.replacement) {
                 entry.stack.replace(&request.lowers, &request.replacement)?;
+                self.after_change(&entry)?;
             }
             Ok(self.describe(&entry))
         })
@@ -287,6 +334,7 @@ impl Registry {
     /// Flushes one stack.
     pub fn flush(&self, id: &str) -> Result<(), ApiError> {
         let entry = self.by_id(id).ok_or_else(|| ApiError::no_stack(id))?;
+        self.write_back(&entry)?;
         Ok(entry.stack.flush()?)
     }
 
@@ -306,7 +354,9 @@ impl Registry {
     pub fn busy(&self) -> Vec<String> {
         let entries = self.all().into_iter();
         let open = entries.filter(|entry| entry.handles() > 0);
-        open.map(|entry| entry.id.clone()).collect()
+        let mut busy: Vec<_> = open.map(|entry| entry.id.clone()).collect();
+        busy.append(&mut self.busy_devices());
+        busy
     }
 
     /// Flushes and closes a stack. With `force` also while handles are open:
@@ -321,6 +371,7 @@ impl Registry {
         while !force && entry.handles() > 0 && Instant::now() < deadline {
             std::thread::sleep(POLL_INTERVAL);
         }
+        self.end_device(&entry, force)?;
         entry.stack.flush()?;
         {
             let mut tables = self.tables.write();
@@ -334,7 +385,8 @@ impl Registry {
             tables.by_inode.remove(&entry.inode);
         }
         self.forget_name(id);
-        drain(entry)?;
+        drain(&entry)?;
+        entry.stack.end_journal();
         tracing::info!(id, "stack closed");
         Ok(())
     }
@@ -373,9 +425,9 @@ impl Registry {
 
 /// Waits for I/O under way and makes what it wrote durable, so that the files
 /// are free for the next user when this returns.
-fn drain(entry: Arc<Entry>) -> Result<(), ApiError> {
+fn drain(entry: &Arc<Entry>) -> Result<(), ApiError> {
     let deadline = Instant::now() + DRAIN_WAIT;
-    while Arc::strong_count(&entry) > 1 && Instant::now() < deadline {
+    while Arc::strong_count(entry) > 1 && Instant::now() < deadline {
         std::thread::sleep(POLL_INTERVAL);
     }
     Ok(entry.stack.flush()?)

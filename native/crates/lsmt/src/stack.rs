@@ -149,6 +149,8 @@ pub struct Stack {
     /// Told of each read, if set. Apart from `state`, which a slow read may hold.
     recorder: RwLock<Option<Arc<Recorder>>>,
     may_wait: AtomicBool,
+    /// Where the uppers keep their journals, if they do.
+    journals: Option<PathBuf>,
 }
 
 impl Stack {
@@ -204,6 +206,7 @@ impl Stack {
             unsynced: Mutex::new(Vec::new()),
             recorder: RwLock::default(),
             may_wait,
+            journals: None,
         })
     }
 
@@ -222,6 +225,25 @@ impl Stack {
             unsynced: Mutex::new(Vec::new()),
             recorder: RwLock::default(),
             may_wait,
+            journals: None,
+        }
+    }
+
+    /// Makes writes outlive a kill of this process, flushed or not: their records are kept
+    /// in a journal in `folder`, and those of a process that was killed are taken over.
+    /// `folder` must be empty after a restart of the machine. Before any I/O.
+    pub fn keep_journals(&mut self, folder: &Path) -> Result<(), StackError> {
+        if let Some(upper) = &self.state.get_mut().upper {
+            upper.keep_journal(folder)?;
+        }
+        self.journals = Some(folder.to_owned());
+        Ok(())
+    }
+
+    /// Ends the journal, after the last flush.
+    pub fn end_journal(&self) {
+        if let Some(upper) = &self.state.read().upper {
+            upper.end_journal();
         }
     }
 
@@ -505,6 +527,7 @@ impl Stack {
             }
             Err(error) => {
                 // Best effort: an empty fresh pair is usable by the next try.
+                fresh_upper.end_journal();
                 let _ = std::fs::remove_file(&fresh.data);
                 let _ = std::fs::remove_file(&fresh.index);
                 Err(error)
@@ -565,6 +588,9 @@ impl Stack {
             let path = fresh.data.clone();
             return Err(StackError::FreshUpperUsed { path });
         }
+        if let Some(folder) = &self.journals {
+            upper.keep_journal(folder)?;
+        }
         Ok(Arc::new(upper))
     }
 
@@ -596,6 +622,7 @@ impl Stack {
         layers.push(layer);
         state.lowers = Arc::new(Lowers { layers, index });
         state.upper = Some(fresh.clone());
+        upper.end_journal();
         let old_index: &Path = upper.index_path();
         Ok((sealed, old_index.to_owned()))
     }

@@ -140,13 +140,15 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn info(State(app): Shared) -> Json<Info> {
+    let (exports, no_ublk) = app.registry.exports();
     let info = Info {
         program: "blockd",
         version: env!("CARGO_PKG_VERSION"),
         protocol: PROTOCOL,
         pid: std::process::id(),
         mount: app.registry.mount().to_owned(),
-        exports: vec!["fuse"],
+        exports,
+        no_ublk,
     };
     Json(StatusCode::OK, info)
 }

@@ -17,6 +17,18 @@ pub enum CacheMode {
     Direct,
 }
 
+/// What a stack is for those who use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Export {
+    /// A file of the mount.
+    Fuse,
+    /// A block device. It goes on when the daemon is killed and started again.
+    Ublk,
+    /// A block device where the host has them, else a file.
+    Auto,
+}
+
 /// The two files of an upper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,7 +92,7 @@ pub struct Owner {
 }
 
 /// Body of `PUT /v1/stacks/{id}`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenStack {
     /// An overlaybd config.v1.json that names lowers and upper; then these stay
@@ -102,9 +114,12 @@ pub struct OpenStack {
     /// Default: `direct` with an upper, `page` without.
     #[serde(default)]
     pub cache: Option<CacheMode>,
-    /// Default: root.
+    /// Default: root. Of the file: a device belongs to root.
     #[serde(default)]
     pub owner: Option<Owner>,
+    /// Default: `fuse`.
+    #[serde(default)]
+    pub export: Option<Export>,
 }
 
 /// An open stack.
@@ -112,7 +127,9 @@ pub struct OpenStack {
 pub struct StackInfo {
     /// Caller's name for it.
     pub id: String,
-    /// The file that exports it.
+    /// What it is: `fuse` or `ublk`.
+    pub export: Export,
+    /// The file or device.
     pub path: PathBuf,
     /// Size of the disk and of the file.
     pub virtual_size_bytes: u64,
@@ -126,7 +143,8 @@ pub struct StackInfo {
     pub cache: CacheMode,
     /// Owner of the file.
     pub owner: Owner,
-    /// Open file handles, mappings included.
+    /// Open file handles, mappings included. Those of a device are looked for when it is
+    /// closed, and not counted.
     pub open_handles: u64,
     /// Size of the upper's data file.
     pub upper_data_bytes: u64,
@@ -349,7 +367,9 @@ pub struct Info {
     /// Where stacks appear.
     pub mount: PathBuf,
     /// Kinds of export.
-    pub exports: Vec<&'static str>,
+    pub exports: Vec<Export>,
+    /// Why `ublk` is not among them.
+    pub no_ublk: Option<String>,
 }
 
 /// Reply of `GET /v1/stacks`.

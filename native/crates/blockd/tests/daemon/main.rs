@@ -9,6 +9,7 @@
 
 mod captures;
 mod in_place;
+mod devices;
 mod lifecycle;
 mod offline;
 mod registry;

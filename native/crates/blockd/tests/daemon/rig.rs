@@ -19,10 +19,18 @@ use tempfile::TempDir;
 /// How long the daemon may take to start or to stop.
 const WAIT: Duration = Duration::from_secs(20);
 
+/// The program under test. Another place of it can be named, for a run on another machine.
+fn program() -> PathBuf {
+    let named = std::env::var_os("BLOCKD_PROGRAM");
+    named.map_or_else(
+        || PathBuf::from(env!("CARGO_BIN_EXE_blockd")),
+        PathBuf::from,
+    )
+}
+
 /// Runs a `blockd` subcommand to its end.
 pub fn blockd(arguments: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_blockd");
-    Command::new(program).args(arguments).output().unwrap()
+    Command::new(program()).args(arguments).output().unwrap()
 }
 
 pub struct Daemon {
@@ -55,7 +63,7 @@ impl Daemon {
             .append(true)
             .open(self.path("log"))
             .unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_blockd"))
+        let child = Command::new(program())
             .args(["serve", "--verbose", "--socket"])
             .arg(self.path("socket"))
             .arg("--mount")
@@ -63,6 +71,8 @@ impl Daemon {
             .arg("--remote-cache")
             .arg(self.path("remote"))
             .args(["--trace-s", "1"])
+            .arg("--ublk-state")
+            .arg(self.path("ublk"))
             .stderr(log)
             .spawn()
             .unwrap();
@@ -171,6 +181,12 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
+            // Devices outlive a kill.
+            let deadline = Instant::now() + WAIT;
+            let _ = kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+            while child.try_wait().is_ok_and(|ended| ended.is_none()) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -37,12 +37,14 @@ use crate::sys;
 
 mod error;
 mod garbage;
+mod journal;
 mod log;
 mod sparse;
 mod write;
 
 pub use error::UpperError;
 use garbage::Garbage;
+use journal::Journal;
 use log::Replay;
 
 /// Longest piece of one write: the entry limit rounded to whole 4 KiB pages, so
@@ -102,6 +104,8 @@ struct LogState {
     superseded: Garbage,
     /// Superseded for good, and not freed yet.
     garbage: Garbage,
+    /// Where `pending` outlives the process, if it does.
+    journal: Option<Journal>,
 }
 
 /// An open upper. All methods may be called from several threads.
@@ -287,11 +291,45 @@ impl Upper {
                 written_records: replay.records,
                 superseded: Garbage::default(),
                 garbage: Garbage::default(),
+                journal: None,
             }),
             index_bytes: Mutex::new(replay.index_bytes),
             is_dirty: AtomicBool::new(false),
             needs_directory_sync: AtomicBool::new(is_new),
             poisoned: AtomicBool::new(false),
+        }
+    }
+
+    /// Keeps records that are not flushed yet in a journal in `folder`, and takes over what
+    /// a process that was killed left there. `folder` must not outlive the kernel's memory
+    /// of the data file. Before any other use of the upper.
+    pub(crate) fn keep_journal(&self, folder: &Path) -> Result<(), UpperError> {
+        if self.layout == UpperLayout::Sparse {
+            return Ok(()); // every write is where it stays
+        }
+        let failed = |source| UpperError::io("use the journal of", &self.data_path, source);
+        let (journal, records) = Journal::open(folder, &self.header.uuid).map_err(failed)?;
+        let has_records = !records.is_empty();
+        for record in records {
+            if !record.is_zeroed() && record.mend() > self.state.read().data_end {
+                let message = "the journal names data past the end of the file";
+                return Err(failed(io::Error::new(io::ErrorKind::InvalidData, message)));
+            }
+            self.record(record)?;
+        }
+        self.state.write().journal = Some(journal);
+        if has_records {
+            self.flush()?;
+            let mut state = self.state.write();
+            state.garbage = Garbage::beside(&state.map, state.data_end);
+        }
+        Ok(())
+    }
+
+    /// Ends the journal: all is flushed, or sealed.
+    pub(crate) fn end_journal(&self) {
+        if let Some(journal) = self.state.write().journal.take() {
+            journal.remove();
         }
     }
 
@@ -396,6 +434,17 @@ impl Upper {
                 let mut state = self.state.write();
                 state.written_records += records.len() as u64;
                 state.garbage.append(superseded);
+                let LogState {
+                    journal, pending, ..
+                } = &mut *state;
+                if let Some(Err(error)) = journal.as_mut().map(|j| j.restart(pending)) {
+                    // It holds more than it need, which does no harm but for its size.
+                    return Err(UpperError::io(
+                        "restart the journal of",
+                        &self.data_path,
+                        error,
+                    ));
+                }
                 Ok(())
             }
             Err(error) => {

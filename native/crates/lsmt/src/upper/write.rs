@@ -75,7 +75,10 @@ impl Upper {
                 self.give_back(moffset, sectors);
                 return Err(UpperError::io("write", &self.data_path, source));
             }
-            self.record(Segment::data(offset, sectors, moffset));
+            if let Err(error) = self.record(Segment::data(offset, sectors, moffset)) {
+                self.give_back(moffset, sectors);
+                return Err(error);
+            }
             offset += sectors;
         }
         Ok(())
@@ -98,7 +101,7 @@ impl Upper {
             let sectors = (end - offset).min(MAX_ENTRY_SECTORS);
             // A zeroed record names no data. The one place that can never be
             // past the end of the data file is the first sector.
-            self.record(Segment::zeroed(offset, sectors, FIRST_DATA_SECTOR));
+            self.record(Segment::zeroed(offset, sectors, FIRST_DATA_SECTOR))?;
             offset += sectors;
         }
         Ok(())
@@ -144,19 +147,30 @@ impl Upper {
         }
     }
 
-    fn record(&self, segment: Segment) {
+    pub(super) fn record(&self, segment: Segment) -> Result<(), UpperError> {
         let mut state = self.state.write();
         let LogState {
-            map, superseded, ..
+            map,
+            superseded,
+            journal,
+            ..
         } = &mut *state;
+        if let Some(Err(source)) = journal.as_mut().map(|journal| journal.append(&segment)) {
+            return Err(UpperError::io(
+                "write the journal of",
+                &self.data_path,
+                source,
+            ));
+        }
         map.insert_over(segment, |place, sectors| superseded.add(place, sectors));
         if let Some(last) = state.pending.last_mut() {
             if let Some(joined) = join(last, &segment) {
                 *last = joined;
-                return;
+                return Ok(());
             }
         }
         state.pending.push(segment);
+        Ok(())
     }
 
     fn make_room_for_records(&self) -> Result<(), UpperError> {

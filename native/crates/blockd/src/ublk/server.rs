@@ -1,0 +1,181 @@
+//! Serves the requests of one device.
+//!
+//! One thread takes them from the kernel and does at once what takes only a copy. What
+//! may take long (flushes, discards, anything on a stack that may wait for a registry) goes to
+//! a crew, so that it holds up neither the other requests nor the other devices.
+//! Invariant: every request is answered once, with what became of it; the thread ends when
+//! the kernel has said of each slot that it is closed, and not before.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lsmt::StackError;
+use nix::libc;
+use nix::sys::eventfd::EventFd;
+use parking_lot::Mutex;
+
+use super::abi::{operation, Descriptor};
+use super::sys::{Event, Loan, Queue};
+use crate::api::error::{io_cause, is_storage_full};
+use crate::crew::Crew;
+use crate::stacks::Entry;
+
+/// A device that nobody uses for this long gives its buffers back.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+
+/// Answers of the crew, on their way to the thread of the device.
+struct Mailbox {
+    answers: Mutex<Vec<(Loan, i32)>>,
+    bell: EventFd,
+}
+
+/// What serves a device.
+pub struct Server {
+    entry: Arc<Entry>,
+    crew: Arc<Crew>,
+    queue: Queue,
+    mailbox: Arc<Mailbox>,
+    open_slots: u16,
+    /// Requests that the crew has.
+    away: usize,
+}
+
+impl Server {
+    /// Gives every slot of `queue` to the kernel.
+    pub fn new(entry: Arc<Entry>, crew: Arc<Crew>, queue: Queue, depth: u16) -> io::Result<Server> {
+        let mailbox = Arc::new(Mailbox {
+            answers: Mutex::default(),
+            bell: EventFd::new()?,
+        });
+        let mut server = Server {
+            entry,
+            crew,
+            queue,
+            mailbox,
+            open_slots: depth,
+            away: 0,
+        };
+        server.queue.listen(server.mailbox.bell.as_fd())?;
+        server.queue.fetch_all()?;
+        Ok(server)
+    }
+
+    /// Serves until the device is stopped.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Vec::new();
+        let mut is_trimmed = true;
+        while self.open_slots > 0 || self.away > 0 {
+            let timeout = (!is_trimmed).then_some(IDLE_TIME);
+            self.queue.wait(timeout, &mut events)?;
+            if events.is_empty() && timeout.is_some() {
+                self.queue.trim();
+                is_trimmed = true;
+            }
+            for event in events.drain(..) {
+                match event {
+                    Event::Request(slot) => {
+                        is_trimmed = false;
+                        self.request(slot)?;
+                    }
+                    Event::Closed(_) => self.open_slots = self.open_slots.saturating_sub(1),
+                    Event::WakeUp => self.deliver()?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, slot: u16) -> io::Result<()> {
+        let Some((descriptor, mut loan)) = self.queue.take(slot) else {
+            let message = format!("slot {slot} has a request before its last one was answered");
+            return Err(io::Error::other(message));
+        };
+        if !takes_long(&self.entry, &descriptor) {
+            let result = perform(&self.entry, &descriptor, &mut loan);
+            return self.queue.answer(loan, result);
+        }
+        self.away += 1;
+        let (entry, mailbox) = (self.entry.clone(), self.mailbox.clone());
+        self.crew.run(move || {
+            let result = perform(&entry, &descriptor, &mut loan);
+            entry.stack.settle();
+            drop(entry);
+            mailbox.answers.lock().push((loan, result));
+            // It fails only when 2^64 answers have not been taken.
+            let _ = mailbox.bell.write(1);
+        });
+        Ok(())
+    }
+
+    fn deliver(&mut self) -> io::Result<()> {
+        self.mailbox.bell.read()?;
+        let answers = std::mem::take(&mut *self.mailbox.answers.lock());
+        for (loan, result) in answers {
+            self.away -= 1;
+            self.queue.answer(loan, result)?;
+        }
+        self.queue.listen(self.mailbox.bell.as_fd())
+    }
+}
+
+fn takes_long(entry: &Entry, request: &Descriptor) -> bool {
+    let is_copy = matches!(request.operation, operation::READ | operation::WRITE);
+    !is_copy || request.is_fua || entry.stack.may_wait()
+}
+
+/// Does a request; bytes done, or a negative error number.
+fn perform(entry: &Entry, request: &Descriptor, loan: &mut Loan) -> i32 {
+    match transfer(entry, request, loan) {
+        Ok(bytes) => i32::try_from(bytes).unwrap_or(i32::MAX),
+        Err(error) => {
+            let code = error_number(&error);
+            if code != libc::EROFS {
+                let (id, operation) = (&entry.id, request.operation);
+                tracing::error!(id, operation, %error, "request failed");
+            }
+            -code
+        }
+    }
+}
+
+fn transfer(entry: &Entry, request: &Descriptor, loan: &mut Loan) -> Result<u64, StackError> {
+    let (offset, length) = (request.offset_bytes, request.length_bytes);
+    let too_large = || StackError::OutOfRange {
+        offset_bytes: offset,
+        length_bytes: length,
+        virtual_size_bytes: entry.stack.virtual_size_bytes(),
+    };
+    match request.operation {
+        operation::READ => {
+            let buffer = loan.bytes(length).ok_or_else(too_large)?;
+            let count = entry.stack.read_at(buffer, offset)?;
+            // The disk may end inside a sector.
+            buffer[count..].fill(0);
+        }
+        operation::WRITE => {
+            let bytes = loan.bytes(length).ok_or_else(too_large)?;
+            entry.stack.write_at(bytes, offset)?;
+        }
+        operation::DISCARD | operation::WRITE_ZEROES => entry.stack.discard(offset, length)?,
+        operation::FLUSH => {
+            entry.stack.flush()?;
+            return Ok(0);
+        }
+        _ => return Err(too_large()),
+    }
+    if request.is_fua {
+        entry.stack.flush()?;
+    }
+    Ok(length)
+}
+
+fn error_number(error: &StackError) -> i32 {
+    match error {
+        StackError::ReadOnly => libc::EROFS,
+        StackError::OutOfRange { .. } => libc::EINVAL,
+        _ if io_cause(error).is_some_and(is_storage_full) => libc::ENOSPC,
+        _ => libc::EIO,
+    }
+}
