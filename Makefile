@@ -40,8 +40,8 @@ lint: setup ## ruff, mypy, import-linter, rustfmt, clippy, freshness of generate
 bench: setup ## Measure against the limit, side by side; prints tables and writes bench.json (about 20 minutes; AENV_BENCH_N=10: some)
 	@$(PY) tests/bench/run.py
 
-lab: ## Production path (Firecracker and ublk inside an emulated host): not available yet
-	@echo "make lab: this version has the portable driver (QEMU, FUSE) only; there is no Firecracker driver to test yet." >&2; exit 1
+lab: setup ## Production path (ublk), inside a sandbox with emulated KVM; HOST=1: on this machine
+	@$(PY) tests/lab/run.py $(if $(HOST),--host)
 
 docs: setup ## Regenerate the pages made from code
 	$(PY) tools/gen_docs.py

@@ -19,7 +19,7 @@ import re
 import struct
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def pack(init: bytes, modules: Iterable[Module]) -> bytes:
     return writer.finish()
 
 
-def select_modules(kernel: Kernel) -> list[Module]:
+def select_modules(kernel: Kernel, required: Sequence[str] = REQUIRED_MODULES, optional: Sequence[str] = OPTIONAL_MODULES) -> list[Module]:
     """The wanted modules of `kernel` with all they depend on, in loading order. Raises NotFound for a required one."""
     if kernel.modules_tar is None:
         return []
@@ -128,13 +128,13 @@ def select_modules(kernel: Kernel) -> list[Module]:
             return loaded[name]
 
         wanted = []
-        for name in (*REQUIRED_MODULES, *OPTIONAL_MODULES):
+        for name in (*required, *optional):
             if name in paths:
                 wanted.append(name)
-            elif name in REQUIRED_MODULES and name not in builtin:
+            elif name in required and name not in builtin:
                 raise NotFound(
                     f"kernel {kernel.version} has no module {name}",
-                    "name a kernel with virtio-mmio, virtio-blk, virtio-net and ext4 (guest.kernel_suite, guest.kernel)",
+                    f"name a kernel with {', '.join(required)} (guest.kernel_suite, guest.kernel)",
                 )
         order = load_order(wanted, lambda name: load(name).depends if name in paths else None, builtin)
     return [loaded[name] for name in order]

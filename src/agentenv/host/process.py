@@ -44,15 +44,22 @@ def is_alive(process: ProcessId) -> bool:
     return start_ticks(process.pid) == process.start_ticks
 
 
-def spawn(argv: Sequence[str], log: Path, cwd: Path, namespace: str | None = None, env: Mapping[str, str] | None = None) -> ProcessId:
-    """Start a detached program with stdout and stderr appended to `log`.
+def spawn(
+    argv: Sequence[str],
+    log: Path,
+    cwd: Path,
+    namespace: str | None = None,
+    env: Mapping[str, str] | None = None,
+    output: int | None = None,
+) -> ProcessId:
+    """Start a detached program with stdout and stderr appended to `log`, or to the open file `output`, which stays the caller's.
 
     `namespace` names a network namespace it runs in. The child is made by vfork (no pre-exec code), so the cost does
     not grow with our memory. Blocks for about a millisecond: call it from a worker thread. HostNotReady: no such program.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        out = stack.enter_context(log.open("ab"))
+        out = stack.enter_context(log.open("ab")) if output is None else output
         if namespace is not None:
             stack.enter_context(netns.entered(namespace))
         try:

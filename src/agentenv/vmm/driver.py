@@ -27,6 +27,7 @@ class VmSpec:
     namespace: str
     tap: str
     guest_mac: str
+    capture: Path | None = None  # where a VMM that writes memory itself puts what changed; see `firecracker`
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@
 )]
 
 mod captures;
-mod in_place;
 mod devices;
+mod in_place;
 mod lifecycle;
 mod offline;
 mod registry;

@@ -1,0 +1,281 @@
+"""The production driver: Firecracker, started by its jailer, on KVM.
+
+A VM is booted from the kernel or loaded from a saved state over a private mapping of `spec.memory`. Saving writes the state to a
+file and, into `spec.capture`, the pages that changed since the boot or the load, at their places (a "Diff" snapshot): that file is
+a stack of memory layers with a fresh upper, which `blockd` then seals, so no page is copied twice. Names inside the jail are
+the same for every VM, since the state has them in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.errors import HostNotReady, Internal, NotFound, StorageFull, Unsupported
+from agentenv.core.model import VmIdentity
+from agentenv.host import process
+from agentenv.host.capped_log import CappedLog, open_for_program
+from agentenv.host.process import ProcessId
+from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.vmm.firecracker_api import FirecrackerApi, FirecrackerError
+from agentenv.vmm.jail import Jail, inside
+
+MIN_VERSION = (1, 12)
+"""The first that can be given another network device when it loads a state."""
+_TRACK_DIRTY_PAGES_SINCE = (1, 13)
+_START_DEADLINE_S = 30.0
+_SAVE_DEADLINE_S = 120.0  # writes what changed; a disk may be slow
+_VERSION_DEADLINE_S = 10.0
+_STATE_ROOM_BYTES = 4 << 20
+_LOG_LINES = 5
+_QUIET = ("--level", "Warning")
+_DRIVE, _NETWORK = "root", "net"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Most a guest may do in a second; 0 is no limit. A burst of one second's worth is let through at once."""
+
+    disk_bytes: int = 0
+    disk_operations: int = 0
+    network_bytes: int = 0
+    network_packets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FirecrackerSettings:
+    """How this node runs Firecracker."""
+
+    firecracker: Path
+    jailer: Path
+    version: str
+    tsc_khz: int
+    cpu_model: str
+    limits: RateLimits = field(default_factory=RateLimits)
+
+
+def installed_version(firecracker: Path, jailer: Path) -> str:
+    """The version of both programs. HostNotReady: one is missing, they differ, or are too old."""
+    hint = "install firecracker and jailer of one release, 1.12 or newer"
+    versions = {program: _version_of(program, hint) for program in (firecracker, jailer)}
+    version = versions[firecracker]
+    if version != versions[jailer]:
+        raise HostNotReady(f"{firecracker} is version {version}, but {jailer} is {versions[jailer]}", hint)
+    if _numbers(version) < MIN_VERSION:
+        raise HostNotReady(f"{firecracker} is version {version}, older than {'.'.join(map(str, MIN_VERSION))}", hint)
+    return version
+
+
+def _version_of(program: Path, hint: str) -> str:
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=_VERSION_DEADLINE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HostNotReady(f"{program} cannot be run: {error}", hint) from error
+    match = re.match(r"(?:Firecracker|Jailer) v(\d+\.\d+\.\d+\S*)", done.stdout)
+    if match is None:
+        raise HostNotReady(f"{program} does not tell its version: {(done.stdout or done.stderr)[:80]!r}", hint)
+    return match.group(1)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+class FirecrackerVm:
+    """One Firecracker process."""
+
+    def __init__(self, pid: ProcessId, spec: VmSpec) -> None:
+        self.process = pid
+        self._spec = spec
+        self._api = FirecrackerApi(inside(pid.pid, "api.sock"))
+        self._log = CappedLog(spec.work / "output", spec.work / "vmm.log")
+        self._log.start()
+
+    async def configure(self, requests: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
+        """Ask for each thing in turn, once it listens. Internal, with its last words, when it ends or refuses."""
+        ended = asyncio.ensure_future(self.ended())
+        work = asyncio.ensure_future(self._requests(requests))
+        try:
+            await asyncio.wait({ended, work}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise Internal(f"the VM did not start: {ended.result()}", f"see {self._spec.work / 'vmm.log'}")
+            await work
+        finally:
+            for task in (ended, work):
+                task.cancel()
+
+    async def _requests(self, requests: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
+        await self._api.wait_listening(_START_DEADLINE_S)
+        for method, path, body in requests:
+            await self._api.call(method, path, body, _START_DEADLINE_S)
+
+    async def pause(self) -> None:
+        """Stop the virtual CPUs and drain device I/O."""
+        await self._api.call("PATCH", "/vm", {"state": "Paused"})
+
+    async def resume(self) -> None:
+        """Let the virtual CPUs run."""
+        await self._api.call("PATCH", "/vm", {"state": "Resumed"})
+
+    async def stalled(self) -> bool:
+        """Never: Firecracker passes a failed write on to the guest."""
+        return False
+
+    async def save_state(self, path: Path) -> None:
+        """Write device and CPU state of the paused VM to `path`, and what changed of its memory to `spec.capture`."""
+        if self._spec.capture is None:
+            raise Unsupported("this VM was started without a file to write its memory to", "start it with one")
+        body = {"snapshot_type": "Diff", "snapshot_path": "/state-out", "mem_file_path": "/capture"}
+        made = inside(self.process.pid, "state-out")
+        try:
+            await self._api.call("PUT", "/snapshot/create", body, _SAVE_DEADLINE_S)
+            await asyncio.to_thread(_take, made, path)
+        except (FirecrackerError, OSError) as error:
+            path.unlink(missing_ok=True)
+            if shutil.disk_usage(path.parent).free < _STATE_ROOM_BYTES:
+                raise StorageFull("no room for the VM's state", "free some space on the node's disk; the sandbox runs on") from error
+            raise Internal(f"the VM's state could not be saved: {error}") from error
+
+    async def kill(self) -> None:
+        """End the process and wait until it is gone."""
+        await asyncio.to_thread(process.kill, self.process)
+        await self.close()
+
+    async def ended(self) -> str:
+        """Return, with a reason, when the process is gone."""
+        await process.wait_ended(self.process)
+        self._log.take()
+        return _last_words(self._spec.work) or "the guest powered off or its VMM was killed"
+
+    async def close(self) -> None:
+        """Let go of the VM; it goes on."""
+        self._log.close()
+        await self._api.close()
+
+
+class FirecrackerDriver:
+    """Starts Firecracker processes."""
+
+    def __init__(self, settings: FirecrackerSettings) -> None:
+        self._settings = settings
+
+    def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
+        """What snapshots made here depend on."""
+        s = self._settings
+        return VmIdentity("firecracker", "kvm", s.cpu_model, s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
+
+    async def boot(self, spec: VmSpec, boot: BootSpec) -> FirecrackerVm:
+        """Start from the kernel. What it says on its console is in `work`/vmm.log, and bounded."""
+        files = ((boot.kernel, "kernel", False), (boot.initramfs, "initramfs", False))
+        return await self._start(spec, files, boot_requests(spec, boot, self._settings.limits))
+
+    async def restore(self, spec: VmSpec, state: Path) -> FirecrackerVm:
+        """Load `state` over the memory of `spec` and run."""
+        if not state.is_file():
+            raise NotFound(f"the VM state {state} does not exist", "the snapshot is damaged; delete it")
+        files = ((state, "state", False), (spec.memory, "memory", False))
+        return await self._start(spec, files, load_requests(spec, self._settings))
+
+    async def adopt(self, spec: VmSpec, process_id: ProcessId) -> FirecrackerVm:
+        """Take over a VM started by a former server."""
+        if not process.is_alive(process_id):
+            raise NotFound(f"the VMM of {spec.name} (pid {process_id.pid}) is gone")
+        return FirecrackerVm(process_id, spec)
+
+    async def _start(
+        self, spec: VmSpec, files: tuple[tuple[Path, str, bool], ...], requests: Sequence[tuple[str, str, dict[str, Any]]]
+    ) -> FirecrackerVm:
+        s = self._settings
+        given = (*files, (spec.disk, "disk", True), *(((spec.capture, "capture", True),) if spec.capture else ()))
+        jail = Jail(s.firecracker, s.jailer, spec.name, spec.work, spec.namespace, given)
+        pid = await asyncio.to_thread(_spawn, jail)
+        vm = FirecrackerVm(pid, spec)
+        try:
+            await vm.configure(requests)
+        except BaseException:
+            await asyncio.shield(vm.kill())
+            raise
+        return vm
+
+
+def boot_requests(spec: VmSpec, boot: BootSpec, limits: RateLimits) -> list[tuple[str, str, dict[str, Any]]]:
+    """What a machine is made of, request by request. Pure."""
+    cmdline = f"console=ttyS0 reboot=k panic=-1 quiet mitigations=off {boot.cmdline}"
+    machine = {"vcpu_count": spec.machine.vcpu_count, "mem_size_mib": spec.machine.memory_mb, "track_dirty_pages": spec.capture is not None}
+    drive = {"drive_id": _DRIVE, "path_on_host": "/disk", "is_root_device": False, "is_read_only": False, "cache_type": "Writeback"}
+    network = {"iface_id": _NETWORK, "host_dev_name": spec.tap, "guest_mac": spec.guest_mac}
+    return [
+        ("PUT", "/machine-config", machine),
+        ("PUT", "/boot-source", {"kernel_image_path": "/kernel", "initrd_path": "/initramfs", "boot_args": cmdline}),
+        ("PUT", f"/drives/{_DRIVE}", drive | _drive_limits(limits)),
+        ("PUT", f"/network-interfaces/{_NETWORK}", network | _network_limits(limits)),
+        ("PUT", "/entropy", {}),
+        ("PUT", "/actions", {"action_type": "InstanceStart"}),
+    ]
+
+
+def load_requests(spec: VmSpec, settings: FirecrackerSettings) -> list[tuple[str, str, dict[str, Any]]]:
+    """How a state is loaded and set going, with this node's limits instead of those in the state. Pure."""
+    tracking = "track_dirty_pages" if _numbers(settings.version) >= _TRACK_DIRTY_PAGES_SINCE else "enable_diff_snapshots"
+    load = {
+        "snapshot_path": "/state",
+        "mem_backend": {"backend_type": "File", "backend_path": "/memory"},
+        tracking: spec.capture is not None,
+        "network_overrides": [{"iface_id": _NETWORK, "host_dev_name": spec.tap}],
+    }
+    drive, network = _drive_limits(settings.limits), _network_limits(settings.limits)
+    limited: list[tuple[str, str, dict[str, Any]]] = [
+        *([("PATCH", f"/drives/{_DRIVE}", {"drive_id": _DRIVE, **drive})] if drive else []),
+        *([("PATCH", f"/network-interfaces/{_NETWORK}", {"iface_id": _NETWORK, **network})] if network else []),
+    ]
+    return [("PUT", "/snapshot/load", load), *limited, ("PATCH", "/vm", {"state": "Resumed"})]
+
+
+def _drive_limits(limits: RateLimits) -> dict[str, Any]:
+    found = _limiter(limits.disk_bytes, limits.disk_operations)
+    return {"rate_limiter": found} if found else {}
+
+
+def _network_limits(limits: RateLimits) -> dict[str, Any]:
+    found = _limiter(limits.network_bytes, limits.network_packets)
+    return {"rx_rate_limiter": found, "tx_rate_limiter": found} if found else {}
+
+
+def _limiter(size_bytes: int, operations: int) -> dict[str, Any]:
+    buckets = {"bandwidth": size_bytes, "ops": operations}
+    return {name: {"size": size, "refill_time": 1000} for name, size in buckets.items() if size}
+
+
+def _spawn(jail: Jail) -> ProcessId:
+    jail.folder.mkdir(parents=True, exist_ok=True)
+    output = open_for_program(jail.work / "output")
+    try:
+        return process.spawn(
+            jail.command(_QUIET), jail.work / "vmm.log", jail.work, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, output=output
+        )
+    finally:
+        os.close(output)
+
+
+def _take(made: Path, path: Path) -> None:
+    """Move a file out of the jail. The bytes are the VMM's: only a regular file is taken."""
+    source = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(source, "rb") as content, path.open("xb") as target:
+        shutil.copyfileobj(content, target)
+    path.chmod(0o444)  # a jail reads it as another user
+    made.unlink()
+
+
+def _last_words(work: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = (work / "vmm.log").read_text(errors="replace").strip().splitlines()
+        return f"its VMM ended: {' / '.join(lines[-_LOG_LINES:])}" if lines else ""
+    return ""

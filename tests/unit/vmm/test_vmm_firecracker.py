@@ -1,0 +1,163 @@
+"""What Firecracker is asked for, and what its answers mean. The driver as a whole runs in the lab (`make lab`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.core.errors import DeadlineExceeded, HostNotReady, Unavailable
+from agentenv.core.model import Machine
+from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.vmm.firecracker import FirecrackerSettings, RateLimits, boot_requests, installed_version, load_requests
+from agentenv.vmm.firecracker_api import FirecrackerApi, FirecrackerError
+
+SPEC = VmSpec("vm", Path("/work"), Machine(2, 256, 1024), Path("/m"), Path("/d"), "ns", "tap0", "02:00:00:00:00:01", Path("/c"))
+BOOT = BootSpec(Path("/k"), Path("/i"), "aenv.root=/dev/vda")
+LIMITS = RateLimits(disk_bytes=1000, disk_operations=20, network_bytes=300)
+SETTINGS = FirecrackerSettings(Path("/fc"), Path("/jailer"), "1.12.1", 1, "cpu")
+
+
+class FakeFirecracker:
+    """Answers each request with the next of `replies` (default: 204)."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.replies: list[bytes | None] = []
+        self.asked: list[tuple[str, str, Any]] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, str(self.socket))
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                first, *headers = head.decode().split("\r\n")
+                lengths = [int(line.split(":")[1]) for line in headers if line.lower().startswith("content-length")]
+                body = await reader.readexactly(lengths[0]) if lengths else b""
+                method, path, _ = first.split()
+                self.asked.append((method, path, json.loads(body) if body else None))
+                reply = self.replies.pop(0) if self.replies else b"HTTP/1.1 204 No Content\r\n\r\n"
+                if reply is None:
+                    await asyncio.sleep(60)
+                writer.write(reply or b"")
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def firecracker(tmp_path: Path) -> AsyncIterator[FakeFirecracker]:
+    fake = FakeFirecracker(tmp_path / "api.sock")
+    yield fake
+    fake.stop()
+
+
+async def test_it_is_waited_for_and_then_asked(firecracker: FakeFirecracker) -> None:
+    api = FirecrackerApi(firecracker.socket)
+    waiting = asyncio.create_task(api.wait_listening(5))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await firecracker.start()
+    await waiting
+    await api.call("PUT", "/actions", {"action_type": "InstanceStart"})
+    assert firecracker.asked == [("GET", "/", None), ("PUT", "/actions", {"action_type": "InstanceStart"})]
+    await api.close()
+
+
+async def test_each_failure_has_its_class(firecracker: FakeFirecracker) -> None:
+    api = FirecrackerApi(firecracker.socket)
+    with pytest.raises(Unavailable, match=r"within 0\.05 s"):
+        await api.wait_listening(0.05)
+    await firecracker.start()
+    fault = b'{"fault_message":"no such drive"}'
+    firecracker.replies = [b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(fault), fault)]
+    with pytest.raises(FirecrackerError, match="refused PUT /drives/x: no such drive"):
+        await api.call("PUT", "/drives/x", {})
+    firecracker.replies = [b"HTTP/1.1 500 Error\r\nContent-Length: 4\r\n\r\nwhat"]
+    with pytest.raises(FirecrackerError, match="what"):
+        await api.call("PUT", "/drives/x", {})
+    firecracker.replies = [None]
+    with pytest.raises(DeadlineExceeded, match=r"PATCH /vm within 0\.1 s"):
+        await api.call("PATCH", "/vm", {}, deadline_s=0.1)
+    firecracker.replies = [b"nonsense\r\n\r\n"]
+    with pytest.raises(Unavailable):
+        await api.call("GET", "/")
+    await api.close()
+
+
+def test_a_boot_names_everything_by_its_place_in_the_jail() -> None:
+    requests = boot_requests(SPEC, BOOT, RateLimits())
+    assert requests[0] == ("PUT", "/machine-config", {"vcpu_count": 2, "mem_size_mib": 256, "track_dirty_pages": True})
+    assert requests[-1] == ("PUT", "/actions", {"action_type": "InstanceStart"})
+    text = json.dumps(requests)
+    assert all(name in text for name in ('"/kernel"', '"/initramfs"', '"/disk"', "aenv.root=/dev/vda", '"Writeback"', SPEC.guest_mac))
+    assert "limiter" not in text
+    assert not any(str(path) in text for path in (SPEC.work, '/k"', '/i"'))
+    without = boot_requests(replace(SPEC, capture=None), BOOT, RateLimits())
+    assert without[0][2]["track_dirty_pages"] is False
+
+
+@pytest.mark.parametrize(
+    ("version", "tracking"), [("1.12.1", "enable_diff_snapshots"), ("1.13.0", "track_dirty_pages"), ("1.14.2", "track_dirty_pages")]
+)
+def test_a_load_takes_this_sandbox_s_network_device(version: str, tracking: str) -> None:
+    load, resume = load_requests(replace(SPEC, tap="tap7"), replace(SETTINGS, version=version))
+    assert load[:2] == ("PUT", "/snapshot/load")
+    assert load[2] == {
+        "snapshot_path": "/state",
+        "mem_backend": {"backend_type": "File", "backend_path": "/memory"},
+        tracking: True,
+        "network_overrides": [{"iface_id": "net", "host_dev_name": "tap7"}],
+    }
+    assert resume == ("PATCH", "/vm", {"state": "Resumed"})
+
+
+def test_limits_hold_after_a_boot_and_replace_those_of_a_state() -> None:
+    disk = {"bandwidth": {"size": 1000, "refill_time": 1000}, "ops": {"size": 20, "refill_time": 1000}}
+    network = {"bandwidth": {"size": 300, "refill_time": 1000}}
+    booted = {path: body for _, path, body in boot_requests(SPEC, BOOT, LIMITS)}
+    assert booted["/drives/root"]["rate_limiter"] == disk
+    loaded = load_requests(SPEC, replace(SETTINGS, limits=LIMITS))
+    assert [path for _, path, _ in loaded] == ["/snapshot/load", "/drives/root", "/network-interfaces/net", "/vm"]
+    assert loaded[1][2] == {"drive_id": "root", "rate_limiter": disk}
+    assert loaded[2][2] == {"iface_id": "net", "rx_rate_limiter": network, "tx_rate_limiter": network}
+    assert booted["/network-interfaces/net"]["tx_rate_limiter"] == network
+
+
+@pytest.mark.parametrize(
+    ("firecracker", "jailer", "reason"),
+    [
+        ("echo Firecracker v1.12.1", "echo Jailer v1.12.1", None),
+        ("echo Firecracker v1.14.0", "echo Jailer v1.14.0", None),
+        ("echo Firecracker v1.12.1", "echo Jailer v1.13.0", "1.13.0"),
+        ("echo Firecracker v1.11.0", "echo Jailer v1.11.0", "older than 1.12"),
+        ("echo QEMU", "echo Jailer v1.12.1", "does not tell its version"),
+        (None, "echo Jailer v1.12.1", "cannot be run"),
+    ],
+)
+def test_programs_must_be_of_one_release_that_is_new_enough(
+    tmp_path: Path, firecracker: str | None, jailer: str, reason: str | None
+) -> None:
+    for name, script in (("firecracker", firecracker), ("jailer", jailer)):
+        if script is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+    programs = (tmp_path / "firecracker", tmp_path / "jailer")
+    if reason is None:
+        assert installed_version(*programs) in ("1.12.1", "1.14.0")
+        return
+    with pytest.raises(HostNotReady, match=reason):
+        installed_version(*programs)
