@@ -11,6 +11,7 @@ from agentenv.core.clock import rfc3339
 from agentenv.core.images import Image
 from agentenv.image.push import Pushed
 from agentenv.orchestrator.layer_uses import LayerUse
+from agentenv.orchestrator.verify import Verified
 
 
 class ImageLayerView(TypedDict):
@@ -96,3 +97,17 @@ _CONFIG_NAMES = {
 def layer_use_view(layer: LayerUse) -> LayerUseView:
     """A layer as lists show it."""
     return {"layerID": layer.layer_id, "sizeBytes": layer.size_bytes, "users": list(layer.users)}
+
+
+class VerifiedView(TypedDict):
+    """A layer that was compared: `intact`, `noted` (for the first time), `remote`, `written`, `damaged` or `mended`."""
+
+    layerID: str
+    state: str
+    message: str
+    users: list[str]
+
+
+def verified_view(verified: Verified) -> VerifiedView:
+    """What was found."""
+    return {"layerID": verified.layer_id, "state": verified.state, "message": verified.told, "users": list(verified.users)}

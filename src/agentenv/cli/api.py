@@ -193,6 +193,10 @@ class Api:
         """All layers of the node's disk."""
         return list(self._call("GET", "/layers")[0])
 
+    def verify_layer(self, layer_id: str) -> dict[str, Any]:
+        """Compare a layer with its checksum."""
+        return dict(self._call("POST", f"/layers/{_segment(layer_id)}/verify", deadline_s=WORK_DEADLINE_S)[0])
+
     def _followed(self, path: str, report: Callable[..., object], **request: Any) -> dict[str, Any]:
         """A POST that is answered by lines of JSON: steps, and in the end the image or an error."""
         import json

@@ -81,6 +81,11 @@ def is_native(layer_id: str) -> bool:
     return layer_id.startswith(_PREFIX)
 
 
+def digest_prefix(layer_id: str) -> str:
+    """How the checksum of a layer's file begins, as its name says; empty when that says nothing."""
+    return layer_id.removeprefix(_PREFIX) if is_native(layer_id) else ""
+
+
 def blob_of(path: Path) -> Descriptor | None:
     """Which blob a layer file stands for while the blob is still in a registry; None when the file is the layer itself. Blocks."""
     with path.open("rb") as file:

@@ -16,10 +16,12 @@ from pathlib import Path
 from agentenv.core.builds import Registry as RegistryAccount
 from agentenv.core.builds import Step, StepKind
 from agentenv.core.errors import (
+    AgentEnvError,
     Conflict,
     DataCorrupt,
     DeadlineExceeded,
     InvalidInput,
+    NotFound,
     PermissionDenied,
     StorageFull,
     Unavailable,
@@ -39,6 +41,7 @@ from agentenv.orchestrator.image_book import ImageBook
 from agentenv.orchestrator.parts import Parts
 from agentenv.template.workshop import Base
 
+_UNKNOWN = "0" * 64  # the checksum of what is known to be damaged alone
 _FETCHES_AT_ONCE = 3  # each holds a thread, of which asyncio has as few as six
 
 
@@ -133,6 +136,34 @@ class Images(ImageBook):
             parts.paths.snapshot(snapshot_id).mkdir(parents=True)
             await parts.store.add_snapshot(Snapshot(snapshot_id, self._machine, parts.identity, (), layer_ids, parts.clock.now_ms()))
             return Base(f"empty {layer_ids[-1]}", "scratch", snapshot_id, self._machine, Context("root", "/"))
+
+    async def mend(self, layer_id: str) -> str:
+        """Make a damaged layer anew, from the registry of an image that has it; returns that image. AgentEnvError when that cannot be."""
+        failure: AgentEnvError = NotFound("no image from a registry has it", "restore the file from a copy, or delete what uses it")
+        for image in self.all():
+            if layer_id in image.layer_ids and not image.imported:
+                try:
+                    return await self._mend_from(image, layer_id)
+                except AgentEnvError as error:
+                    failure = error
+        raise failure
+
+    async def _mend_from(self, image: Image, layer_id: str) -> str:
+        exact = str(self.parse(image.names[0]).at(image.digest))
+        resolved = await asyncio.to_thread(self._parts.image_registry.resolve, exact, None)
+        path = self._parts.layers.path(layer_id)
+        aside = path.with_suffix(".aside")  # a part of the layer to the sweep
+        async with self._parts.shared.locked(resolved.digest):
+            await asyncio.to_thread(path.rename, aside)
+            try:
+                await asyncio.to_thread(self._parts.layers.forget, layer_id)
+                await self._fetch(resolved, None, image.names[0], no_progress)
+            except BaseException:
+                await asyncio.to_thread(aside.rename, path)
+                self._parts.layers.digests.put(layer_id, _UNKNOWN, is_damaged=True)
+                raise
+            await asyncio.to_thread(aside.unlink)
+        return exact
 
     # --- the work
 

@@ -29,6 +29,7 @@ from agentenv.host.command import Progress, no_progress
 from agentenv.image.credentials import Credentials
 from agentenv.image.push import Pushed
 from agentenv.orchestrator.layer_uses import LayerUse
+from agentenv.orchestrator.verify import Verified
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
 from agentenv.volume.registry import Volumes
@@ -82,6 +83,10 @@ class Orchestrator(Protocol):
 
     async def layers(self) -> list[LayerUse]:
         """Every layer of the node's disk, the largest first."""
+        ...
+
+    async def verify_layer(self, layer_id: str) -> Verified:
+        """Read a layer and compare it with its checksum; a damaged one that can be had again is made anew. NotFound."""
         ...
 
     @property

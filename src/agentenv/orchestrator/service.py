@@ -44,6 +44,7 @@ from agentenv.orchestrator import (
     sample,
     snapshot,
     templates,
+    verify,
     warm,
 )
 from agentenv.orchestrator.images import Images
@@ -51,6 +52,7 @@ from agentenv.orchestrator.layer_uses import LayerUse, layer_uses
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.publish import publish
 from agentenv.orchestrator.sweep import sweep_soon
+from agentenv.orchestrator.verify import Verified
 from agentenv.orchestrator.workshop import VmWorkshop
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
@@ -110,6 +112,7 @@ class Orchestrator:
             asyncio.create_task(keeper.run(self._parts), name=keeper.__name__)
             for keeper in (evict, heal, sample, collect, warm, helper_logins)
         ]
+        self._keepers.append(asyncio.create_task(verify.run(self._parts, self._images), name=verify.__name__))
 
     async def close(self) -> None:
         """Let verbs under way end and let go of all VMs; they go on."""
@@ -343,6 +346,10 @@ class Orchestrator:
     async def layers(self) -> list[LayerUse]:
         """Every layer of the node's store, what uses it and what it takes; the largest first."""
         return await layer_uses(self._parts)
+
+    async def verify_layer(self, layer_id: str) -> Verified:
+        """Compare a layer with its checksum, and make it anew if it is damaged and can be had again."""
+        return await self._whole(verify.verify(self._parts, self._images, layer_id), "verify a layer")
 
     async def _swept(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Work that may leave builds without a name: their bytes are freed soon after."""

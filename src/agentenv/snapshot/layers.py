@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentenv.block.client import Upper
 from agentenv.core.ids import new_layer_id
+from agentenv.snapshot.digests import Digests
 from agentenv.snapshot.notes import Notes
 
 _SUFFIX = ".lsmt"
@@ -24,6 +25,7 @@ class LayerStore:
     def __init__(self, folder: Path, boot_id: str = "") -> None:
         self._folder = folder
         self._notes = Notes(folder, boot_id)
+        self.digests = Digests(folder)
         self._announced: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -46,7 +48,19 @@ class LayerStore:
 
     def damage(self, layer_ids: Iterable[str]) -> str:
         """What is wrong with the file of the first of these layers that is not as it was sealed; empty when all are. Blocks."""
-        return next(filter(None, (self._notes.damage(layer_id, self.path(layer_id)) for layer_id in layer_ids)), "")
+        return next(filter(None, map(self._damage, layer_ids)), "")
+
+    def _damage(self, layer_id: str) -> str:
+        noted = self.digests.get(layer_id)
+        if noted is not None and noted.is_damaged:
+            return f"{self.path(layer_id)} is not what it was: its content has another checksum"
+        return self._notes.damage(layer_id, self.path(layer_id))
+
+    def forget(self, layer_id: str) -> None:
+        """Take a damaged file away with what is noted of it: the layer is to be made anew. Blocks."""
+        self._notes.remove(layer_id)
+        self.digests.remove(layer_id)
+        self.path(layer_id).unlink(missing_ok=True)
 
     def write_out(self, age_s: float = 0) -> int:
         """Put layers that were sealed at least `age_s` ago beyond a crash of the machine; how many there were. OSError. Blocks."""

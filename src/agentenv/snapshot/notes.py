@@ -63,6 +63,10 @@ class Notes:
             return f"the machine went down before {data} was written out (if it did so in good order, remove {note})"
         return ""
 
+    def remove(self, layer_id: str) -> None:
+        """The file is to be another one."""
+        self._note(layer_id).unlink(missing_ok=True)
+
     def write_out(self, age_s: float, data: Iterable[tuple[str, Path]]) -> int:
         """Put layers that were sealed at least `age_s` ago on the disk, and note that; how many. `data` are all there are. Blocks.
 

@@ -60,6 +60,7 @@ from agentenv.image.manifest import Descriptor
 from agentenv.image.push import Pushed
 from agentenv.orchestrator import templates as administration
 from agentenv.orchestrator.layer_uses import LayerUse
+from agentenv.orchestrator.verify import Verified
 from agentenv.secret.vault import Vault
 from agentenv.template.builds import Builds
 from agentenv.testing.fake_store import MemoryShelf
@@ -166,6 +167,7 @@ class FakeOrchestrator:
         self.workshop = FakeWorkshop(self._book.templates)
         self.images = FakeImages(self.workshop)
         paths = NodePaths(Path(self.home.name), Path(self.home.name) / "run")
+        self.verified: dict[str, Verified] = {}
         self.builds = Builds(self._book, self.workshop, paths, self.clock, LimitsConfig(disk_reserve_mb=0), self.images, 600)
         self.builds.files.open()
 
@@ -215,6 +217,12 @@ class FakeOrchestrator:
             for layer_id in image.layer_ids:
                 users[layer_id].append(f"image {image.names[0]}")
         return [LayerUse(layer_id, 1000, tuple(names)) for layer_id, names in users.items()]
+
+    async def verify_layer(self, layer_id: str) -> Verified:
+        """What `verified` says of it, else that it is intact."""
+        if layer_id not in {layer.layer_id for layer in await self.layers()}:
+            raise NotFound(f"there is no layer {layer_id!r}", "`aenv layers` lists those there are")
+        return self.verified.get(layer_id, Verified(layer_id, "intact", "sha256:0"))
 
     async def create(self, request: CreateRequest) -> Sandbox:
         """Start a sandbox from a template."""

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from agentenv.cli.main import cli
 from agentenv.core.errors import PermissionDenied
 from agentenv.image.credentials import Credentials
+from agentenv.orchestrator.verify import Verified
 from agentenv.testing.fake_workshop import make_image
 
 
@@ -94,3 +95,22 @@ def test_a_push_tells_how_far_it_is_and_prints_the_digest(aenv: Aenv):
     assert "denied" in refused.stderr
     assert aenv("image", "push", "base", "r/x", "-u", "me").exit_code == 2
     assert aenv("image", "push", "nothing", "r/x").exit_code == 3
+
+
+def test_layers_are_verified(aenv, server):
+    orchestrator = server.orchestrator
+    orchestrator.images.library["debian"] = make_image("debian")
+    done = aenv("layers", "verify")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "2 layers compared, 2.0 KiB: 0 damaged, 0 made anew" in done.stderr
+    orchestrator.verified["image-top"] = Verified("image-top", "mended", "it was damaged", ("image debian",))
+    done = aenv("layers", "verify", "image-top")
+    assert done.exit_code == 0
+    assert [line.split()[:2] for line in done.stdout.splitlines()[1:]] == [["image-top", "mended"]]
+    orchestrator.verified["image-base"] = Verified("image-base", "damaged", "it is damaged", ("image debian",))
+    done = aenv("layers", "verify", "--json")
+    assert done.exit_code == 1
+    assert [(layer["layerID"], layer["state"]) for layer in json.loads(done.stdout)] == [("image-base", "damaged"), ("image-top", "mended")]
+    assert "there are damaged layers" in done.stderr
+    done = aenv("layers", "verify", "none")
+    assert (done.exit_code, "there is no layer 'none'" in done.stderr) == (3, True)

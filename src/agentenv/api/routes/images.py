@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from agentenv.api.build_models import PullImageBody, PushImageBody, to_account
 from agentenv.api.context import Context
 from agentenv.api.errors import error_body, full_message
-from agentenv.api.image_views import ImageView, LayerUseView, image_view, layer_use_view, pushed_view
+from agentenv.api.image_views import ImageView, LayerUseView, VerifiedView, image_view, layer_use_view, pushed_view, verified_view
 from agentenv.api.request_parts import body_chunks, json_body, template_in_path
 from agentenv.core.errors import AgentEnvError
 from agentenv.host.command import Progress
@@ -74,6 +74,12 @@ async def push(context: Context, template: InPath, body: Annotated[PushImageBody
 async def layers(context: Context) -> list[LayerUseView]:
     """Every layer of the node's disk, the largest first, and what uses each."""
     return [layer_use_view(layer) for layer in await context.orchestrator.layers()]
+
+
+@router.post("/layers/{layer_id}/verify", response_model=None)
+async def verify(context: Context, layer_id: InPath) -> VerifiedView:
+    """Read a layer and compare it with its checksum; a damaged one that a registry still has is made anew."""
+    return verified_view(await context.orchestrator.verify_layer(unquote(layer_id)))
 
 
 async def _told(work: Callable[[Progress], Awaitable[T]], view: Callable[[T], object]) -> Response:
