@@ -456,6 +456,7 @@ async def test_giving_up_ends_what_waits_and_what_goes_on(rig: Rig):
 
 
 async def test_a_server_that_is_killed_or_stopped(rig: Rig):
+    """F14: a build that nobody goes on with says so."""
     with rig.workshop.hold("slow") as reached:
         stopped = await rig.begin(run("slow"))
         await reached.wait()

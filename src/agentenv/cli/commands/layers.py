@@ -21,10 +21,10 @@ _SHOWN_USERS = 3
 @click.argument("ids", nargs=-1, metavar="[LAYER]...")
 @json_option
 def command(action: str | None, ids: tuple[str, ...], as_json: bool) -> None:
-    """List the layers of the node and what uses each, or verify them.
+    """List the layers of the node, or compare them with checksums.
 
-    The largest come first. Images, templates, snapshots and sandboxes are stacks of layers; one that several of them
-    share is stored once. One that nothing uses is removed with the next sweep.
+    What uses each is listed with it, the largest come first. Images, templates, snapshots and sandboxes are stacks of layers;
+    one that several of them share is stored once. One that nothing uses is removed with the next sweep.
 
     `aenv layers verify` reads all of them (or those named) and compares each with its checksum: that of its blob if it came
     from a registry, else the one that the first look has noted. A damaged one that a registry still has is made anew. Exits
