@@ -29,7 +29,7 @@ from agentenv.core.paths import NodePaths
 from agentenv.guest.assets import ensure_guest_assets
 from agentenv.guest.client import GuestClient
 from agentenv.guest.initramfs import Initramfs
-from agentenv.guest.kernel import Kernel
+from agentenv.guest.kernel import GUEST_SETTINGS, Kernel
 from agentenv.host import files, native
 from agentenv.host.doctor import kvm_kind
 from agentenv.host.process_limits import lift_file_size, raise_open_files
@@ -218,7 +218,7 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         layers=layers,
         capturer=Capturer(blocks, layers, paths, clock),
         identity=identity,
-        boot=BootSpec(assets.kernel.vmlinux, assets.initramfs.path, f"{_ROOT_SETTINGS} {boot_settings()}"),
+        boot=BootSpec(assets.kernel.vmlinux, assets.initramfs.path, f"{GUEST_SETTINGS} {_ROOT_SETTINGS} {boot_settings()}"),
         volumes=Volumes(store.volumes, paths.volumes, clock),
         volume_servers=VolumeServers(
             native.program("volumed"), paths.volumes, paths.volume_servers, paths.log / "volumed.log", config.limits.disk_reserve_mb

@@ -35,6 +35,10 @@ from agentenv.host.package_asset import Recipe, package_asset
 DEFAULT_PACKAGE = "linux-image-cloud-amd64"
 DEFAULT_SUITE = "bookworm-backports"
 
+GUEST_SETTINGS = "init_on_free=1"
+"""What every guest's kernel is told, whichever VMM runs it: it zeroes memory when it is freed instead of when it is handed out, so
+that freed memory takes no room in a snapshot, and what a program has freed is in none."""
+
 MAX_VMLINUX_BYTES = 512 << 20
 """Largest image accepted: ten times Debian's, and a bound on what a damaged header can make us write."""
 DECOMPRESS_TIMEOUT_S = 120.0

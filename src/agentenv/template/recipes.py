@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agentenv.core import built_in
 from agentenv.core.model import Service
+from agentenv.guest.kernel import GUEST_SETTINGS
 from agentenv.template.rootfs import GuestFile
 
 
@@ -48,7 +49,7 @@ class Recipe:
     @property
     def guest_digest(self) -> str:
         """A short name for what runs in the guest; the file system has a digest of its own."""
-        run = json.dumps([self.start, self.ready, self.warm_up])
+        run = json.dumps([GUEST_SETTINGS, self.start, self.ready, self.warm_up])
         return hashlib.sha256(run.encode()).hexdigest()[:16]
 
 
