@@ -96,6 +96,7 @@ class GitFetch:
             "core.hooksPath": "/dev/null",
             "http.followRedirects": "false",
             "http.curloptResolve": self._pin,
+            "http.proxy": "",  # one would dial for us, and not only what was checked
             "credential.helper": "",
             "protocol.allow": "never",
             f"protocol.{self._scheme}.allow": "always",
@@ -106,11 +107,13 @@ class GitFetch:
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": "/dev/null",
             "GIT_TERMINAL_PROMPT": "0",
+            "GIT_ASKPASS": "true",
             "GIT_DIR": str(self._work / _TREE / ".git"),
             "GIT_WORK_TREE": str(self._work / _TREE),
         }
         (self._work / _TREE).mkdir(exist_ok=True)
-        return run_command(["git", *options, *words], timeout_s=self._deadline_s, cwd=self._work / _TREE, env=environment)
+        bound = ["prlimit", f"--fsize={self._most_bytes}"]  # of a pack: git itself would take whatever comes
+        return run_command([*bound, "git", *options, *words], timeout_s=self._deadline_s, cwd=self._work / _TREE, env=environment)
 
     def _pack(self) -> None:
         """The tree, or a folder of it, as an archive; links inside are links."""

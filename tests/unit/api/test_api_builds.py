@@ -12,6 +12,7 @@ from e2b import Template
 from e2b.exceptions import BuildException
 from test_api_errors import assert_contract_error
 
+from agentenv.core.model import Context
 from agentenv.testing.fake_orchestrator import FakeOrchestrator
 
 HASH = "c" * 64
@@ -242,3 +243,34 @@ def test_the_official_client_builds_in_the_background(live_port: int, live_orche
         info = Template.build_in_background(Template().from_template("base").run_cmd("slow"), "sdk", **sdk(live_port, key))
         status = Template.get_build_status(info, **sdk(live_port, key))
         assert (status.status.value, status.build_id, status.reason) == ("building", info.build_id, None)
+
+
+SECRET = "c2VjcmV0LW9mLW1pbmU="
+
+
+@pytest.mark.parametrize(
+    "dockerfile",
+    [
+        {"secrets": {"a/b": SECRET}},
+        {"secrets": {"a": [SECRET]}},
+        {"secrets": {"a": f"!{SECRET}"}},
+        {"registries": {"r.test": {"type": "registry", "username": SECRET}}},
+        {"registries": {"r.test": {"type": "what", "password": SECRET}}},
+        {"registries": {"r.test": SECRET}},
+    ],
+)
+async def test_a_refusal_never_shows_a_secret(client: httpx.AsyncClient, dockerfile: dict):
+    reply = await start(client, await request(client), 400, dockerfile={"text": "FROM scratch", **dockerfile})
+    assert SECRET not in reply.text
+    assert SECRET not in repr(reply.json())
+
+
+async def test_secrets_and_accounts_of_a_dockerfile(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):
+    orchestrator.images.contexts["r.test/a"] = Context()
+    account = {"type": "registry", "username": "me", "password": "pass"}
+    text = "FROM r.test/a\nRUN --mount=type=secret,id=x,env=X show\n"
+    job = await request(client)
+    await start(
+        client, job, fromTemplate="", dockerfile={"text": text, "secrets": {"x": SECRET}, "registries": {"https://r.test/v2/": account}}
+    )
+    assert (await ended(client, job))["status"] == "ready"

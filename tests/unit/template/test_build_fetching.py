@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import ipaddress
+import os
 import subprocess
 import tarfile
 import threading
@@ -255,6 +256,20 @@ async def test_what_a_repository_has_not(repository: tuple[str, Path], tmp_path:
     with pytest.raises((NotFound, InvalidInput)):
         await fetch(fetcher(tmp_path, "127.0.0.1"), f"{repository[0]}{fragment}", tmp_path)
     assert not list((tmp_path / "scratch").glob("git-*")), "no clone is left"
+
+
+async def test_a_repository_that_is_too_large(repository: tuple[str, Path], tmp_path: Path):
+    url, work = repository
+    (work / "big").write_bytes(os.urandom(300_000))
+    git = ["git", "-C", str(work), "-c", "user.name=t", "-c", "user.email=t@example.com"]
+    served = tmp_path / "served" / "repo.git"
+    for command in ([*git, "add", "."], [*git, "commit", "-qm", "big"], [*git, "push", "-q", str(served), "main"]):
+        await asyncio.to_thread(subprocess.run, command, check=True)
+    await asyncio.to_thread(subprocess.run, ["git", "-C", str(served), "update-server-info"], check=True)
+    assert tree(await fetch(fetcher(tmp_path, "127.0.0.1"), f"{url}#main:sub", tmp_path))
+    with pytest.raises((NotFound, InvalidInput)):
+        await fetch(fetcher(tmp_path, "127.0.0.1", file_max_bytes=100_000), f"{url}#main", tmp_path)
+    assert not list((tmp_path / "scratch").glob("git-?*/")), "no clone is left"
 
 
 async def test_git_reaches_no_other_network_either(repository: tuple[str, Path], tmp_path: Path):

@@ -278,7 +278,9 @@ def _parts(file: IO[bytes], size_bytes: int) -> list[tuple[int, int]]:
 
 
 def _attributes(path: Path) -> dict[str, bytes]:
-    """The extended attributes that go with a file. InvalidInput when one cannot be read."""
+    """The extended attributes that go with a file; none where the client has no calls for them. InvalidInput: one cannot be read."""
+    if not hasattr(os, "listxattr"):
+        return {}
     try:
         names = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith(_ATTRIBUTES)]
         return {name: os.getxattr(path, name, follow_symlinks=False) for name in names}
