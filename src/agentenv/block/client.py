@@ -6,17 +6,20 @@ come back as classes of `core.errors`, decided by its stable `code`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import httpx
+import httpcore
 
 from agentenv.core import errors
 
 T = TypeVar("T")
 PROTOCOL = 1
+_HEADERS: dict[bytes | str, bytes | str] = {"Host": "blockd", "Content-Type": "application/json", "Accept": "*/*"}
+_IDLE_S = 5.0  # after which a connection is not used again
 _DEADLINE_S = 30.0  # opening 255 layers from a cold disk takes a few seconds at most
 _ALL = 1 << 62  # more bytes than any cache has
 _COPY_DEADLINE_S = 600.0  # captures, imports and commits copy up to the size of a disk
@@ -95,9 +98,7 @@ class BlockClient:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self._has_devices = False  # as the last `info` said
-        self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=32)), base_url="http://blockd"
-        )
+        self._http = httpcore.AsyncConnectionPool(uds=str(socket), max_connections=32, keepalive_expiry=_IDLE_S)
 
     async def info(self, deadline_s: float = 5.0) -> dict[str, Any]:
         """Program, version, protocol and mount of the running blockd. Unavailable when it does not answer."""
@@ -231,31 +232,37 @@ class BlockClient:
     async def _call(
         self, method: str, path: str, parse: Callable[[Any], T], body: dict[str, Any] | None = None, deadline_s: float = _DEADLINE_S
     ) -> T:
+        content = b"" if body is None else json.dumps(body).encode()
+        limits = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)}
         try:
-            reply = await self._http.request(method, path, json=body, timeout=deadline_s)
-        except httpx.TimeoutException as error:
+            reply = await self._http.request(method, f"http://blockd{path}", headers=_HEADERS, content=content, extensions=limits)
+        except httpcore.TimeoutException as error:
             raise errors.DeadlineExceeded(f"blockd did not answer {method} {path} within {deadline_s:g} s", "see blockd.log") from error
-        except httpx.TransportError as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise errors.Unavailable(
                 f"blockd does not answer on {self.socket}: {error}", "see blockd.log; `aenv up` starts it again"
             ) from error
-        if reply.status_code >= 300:
+        if reply.status >= 300:
             raise _error(reply)
         try:
-            return parse(reply.json() if reply.content else {})
+            return parse(json.loads(reply.content) if reply.content else {})
         except (ValueError, KeyError, TypeError) as error:
             raise errors.Internal(
-                f"blockd's answer to {method} {path} is not what this server expects: {reply.text[:200]}", "run both of one version"
+                f"blockd's answer to {method} {path} is not what this server expects: {_start(reply)}", "run both of one version"
             ) from error
 
 
-def _error(reply: httpx.Response) -> errors.AgentEnvError:
+def _start(reply: httpcore.Response) -> str:
+    return reply.content[:200].decode(errors="replace")
+
+
+def _error(reply: httpcore.Response) -> errors.AgentEnvError:
     try:
-        body = reply.json()
+        body = json.loads(reply.content)
         cls = _BY_CODE.get(body["code"], errors.Internal)
         return cls(f"blockd: {body['message']}", body.get("hint", ""))
     except (ValueError, KeyError, TypeError):
-        return errors.Internal(f"blockd answered {reply.status_code}: {reply.text[:200]}")
+        return errors.Internal(f"blockd answered {reply.status}: {_start(reply)}")
 
 
 def _nothing(_reply: Any) -> None:
