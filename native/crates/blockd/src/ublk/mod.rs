@@ -182,7 +182,7 @@ impl Devices {
     /// was written to the device before.
     pub fn write_back(&self, id: &str) -> io::Result<()> {
         match self.path(id) {
-            Some(path) => std::fs::File::open(path)?.sync_all(),
+            Some(path) => sys::write_back(&std::fs::File::open(path)?),
             None => Ok(()),
         }
     }

@@ -86,6 +86,19 @@ pub fn mark_io_flusher() -> io::Result<()> {
     Ok(())
 }
 
+/// Writes what the kernel caches of a block device to it, and waits for that; asks for no
+/// flush, which only costs where the writes themselves are meant.
+pub fn write_back(device: &File) -> io::Result<()> {
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: takes numbers and a descriptor that is open for the length of the call.
+    if unsafe { libc::sync_file_range(device.as_raw_fd(), 0, 0, flags) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Memory mapped for as long as the value lives.
 struct Mapping {
     address: NonNull<u8>,
