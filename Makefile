@@ -38,6 +38,7 @@ lint: setup ## ruff, mypy, import-linter, rustfmt, clippy, freshness of generate
 	cd native && cargo fmt --check && cargo clippy --locked --workspace --all-targets -- -D warnings
 
 bench: setup ## Measure against the limit, side by side; prints tables and writes bench.json (about 20 minutes; AENV_BENCH_N=10: some)
+	@tools/setup.sh bench
 	@$(PY) tests/bench/run.py
 
 lab: setup ## Production path (ublk), inside a sandbox with emulated KVM; HOST=1: on this machine

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Bring a Debian machine and this checkout to the point where `aenv up` works. Changes nothing that is there already.
-# With the word `tests`: also what the tests compare with (a registry, umoci).
+# With the word `tests`: also what the tests compare with (a registry, umoci); with `bench`: what the bench does (nginx, wrk).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,6 +14,9 @@ declare -A package_of=(
 )
 if [ "${1:-}" = tests ]; then
   package_of+=([umoci]=umoci [docker-registry]=docker-registry [htpasswd]=apache2-utils [busybox]=busybox-static)
+fi
+if [ "${1:-}" = bench ]; then
+  package_of+=([nginx]=nginx-light [wrk]=wrk)
 fi
 missing=()
 for program in "${!package_of[@]}"; do

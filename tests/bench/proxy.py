@@ -196,7 +196,7 @@ def require_programs() -> None:
     """Exits when there is nothing to compare with."""
     missing = [name for name in ("wrk", "nginx") if shutil.which(name) is None]
     if missing:
-        sys.exit(f"bench: missing {' and '.join(missing)}\n  hint: apt-get install nginx-light wrk")
+        sys.exit(f"bench: missing {' and '.join(missing)}\n  hint: tools/setup.sh bench")
 
 
 def beside_nginx() -> dict[str, dict[str, float]]:
