@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -177,6 +178,7 @@ class FakeNode:
         snapshot = Snapshot(ids.new_snapshot_id(), _MACHINE, parts.identity, ("templatememory",), ("templatedisk",), 1)
         for layer in (*snapshot.memory_layers, *snapshot.disk_layers):
             parts.layers.path(layer).write_text(json.dumps({"booted": "yes"}))
+            os.utime(parts.layers.path(layer), (1, 1))  # the template is not of today
         state = state_file(self.paths, snapshot.snapshot_id)
         state.parent.mkdir(parents=True)
         state.write_text(json.dumps({"device": "state"}))

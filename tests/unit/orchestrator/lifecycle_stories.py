@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,13 +34,35 @@ _RAM = Path("/dev/shm")
 _RUNNING_MOST = 8
 _LATE_TURNS = 12
 _HANG_TURNS = 200
+_BLOCKS = 6
 _POINTS = (
-    "*", "store.commit", "blocks.*", "blocks.open", "blocks.seal:done", "blocks.capture", "blocks.commit", "vm.*", "vm.resume",
-    "vmm.restore*", "vmm.boot*", "guest.*", "slots.*",
+    "*", "store.commit", "store.commit", "store.commit", "blocks.*", "blocks.open", "blocks.seal:done", "blocks.capture", "blocks.commit",
+    "vm.*", "vm.resume", "vmm.restore*", "vmm.boot*", "guest.*", "slots.*",
 )  # fmt: skip
-PICK = st.integers(0, 12)
-_UNTIL_REST = -1
-TURNS = st.sampled_from((_UNTIL_REST, 1, 1, 2, 5, 20, 60))
+
+
+@dataclass(frozen=True)
+class How:
+    """How a call is made.
+
+    Whether guests write before it, which step fails, for how many turns it runs by itself, how much time passes then, and what comes next.
+    """
+
+    then: str = "rest"
+    turns: int = 1
+    writes: bool = False
+    fails: tuple[str, int] | None = None
+    passes_s: int = 0
+
+
+HOW = st.builds(
+    How,
+    then=st.sampled_from(("rest", "rest", "rest", "more", "more", "more", "crash")),
+    turns=st.sampled_from((1, 1, 2, 5, 10, 20, 60)),
+    writes=st.booleans(),
+    passes_s=st.sampled_from((0, 0, 0, 0, 0, 100, 700, 2100)),
+    fails=st.one_of(st.none(), st.none(), st.tuples(st.sampled_from(_POINTS), st.integers(1, 5))),
+)
 
 
 class Faults(RuleBasedStateMachine):
@@ -96,14 +119,14 @@ class Faults(RuleBasedStateMachine):
     def live(self) -> list[Sandbox]:
         return [s for s in self.node.parts.store.sandboxes() if s.state not in (State.KILLED, State.KILLING)]
 
-    def call(self, verb: Callable[[Sandbox], Coroutine[Any, Any, object]], pick: int, turns: int) -> None:
+    def call(self, name: str, verb: Callable[[Sandbox], Awaitable[object]], pick: int, how: How) -> None:
         """Begin a verb on one of the live sandboxes. By itself, a verb that fails leaves the sandbox as it was."""
         live = self.live()
-        sandbox, name, alone = live[pick % len(live)], verb.__name__.strip("_"), turns == _UNTIL_REST and not self._calls
+        sandbox, alone = live[pick % len(live)], how.then == "rest" and not self._calls
         self.claims.asked[sandbox.sandbox_id].add(name)
-        self.begin_call(self.said(f"{name} {sandbox.sandbox_id}", verb(sandbox), sandbox if alone else None), turns)
+        self.begin_call(self.said(f"{name} {sandbox.sandbox_id}", verb(sandbox), sandbox if alone else None), how)
 
-    async def said(self, what: str, verb: Coroutine[Any, Any, object], alone: Sandbox | None = None) -> None:
+    async def said(self, what: str, verb: Awaitable[object], alone: Sandbox | None = None) -> None:
         try:
             await verb
             note(f"# {what}: done")
@@ -120,11 +143,19 @@ class Faults(RuleBasedStateMachine):
         if verb == "resume" and after.state is not State.RESUMING:
             assert after.state is State.PAUSED, f"a failed resume left it {after.state}"
 
-    def begin_call(self, work: Coroutine[Any, Any, None], turns: int) -> None:
+    def begin_call(self, work: Coroutine[Any, Any, None], how: How) -> None:
+        """Begin a call as `how` says."""
+        if how.writes:
+            self.write(self._written % _BLOCKS)
+        if how.fails is not None:
+            self.node.points.fail(*how.fails)
         self._calls.append(self._loop.create_task(work))
-        self._do(self._turns(max(1, turns)))
-        if turns == _UNTIL_REST:
+        self._do(self._turns(how.turns))
+        self.node.clock.advance_ms(1000 * how.passes_s)
+        if how.then == "rest":
             self.rest()
+        elif how.then == "crash":
+            self.crash(machine=False)
 
     async def _turns(self, turns: int) -> None:
         for _ in range(turns):
@@ -162,22 +193,23 @@ class Faults(RuleBasedStateMachine):
 
     # -- what goes wrong
 
-    @rule(turns=st.integers(1, 60))
-    def go_on(self, turns: int) -> None:
-        """Whatever is under way goes a little further."""
-        self._do(self._turns(turns))
+    @rule(how=st.sampled_from(("restart", "crash", "crash of the machine")))
+    def next_server(self, how: str) -> None:
+        """Another server takes over."""
+        if how == "restart":
+            self.restart()
+        else:
+            self.crash(machine=how != "crash")
 
-    @rule(pattern=st.sampled_from(_POINTS), at=st.integers(1, 16))
-    def fail(self, pattern: str, at: int) -> None:
-        """A step from now on will fail."""
-        self.node.points.fail(pattern, at if "*" in pattern else 1 + at % 4)
-
-    @rule()
-    def crash(self) -> None:
-        """The server is killed, and the next one starts. Calls that wait for the old one never end."""
+    def crash(self, machine: bool) -> None:
+        """The server is killed, maybe with all the machine, and the next one starts. Calls that wait for the old one never end."""
         self._note_failures()
         self.claims.crashed = True
-        self.node.kill_server()
+        if machine:
+            self.claims.died |= {process.spec.name.removeprefix("aenv-") for process in self.node.processes.alive()}
+            self.node.crash_machine()
+        else:
+            self.node.kill_server()
         for call in self._calls:
             if call.done():
                 call.result()
@@ -185,10 +217,9 @@ class Faults(RuleBasedStateMachine):
         self._do(self.node.start_server())
         self.rest()
 
-    @rule()
     def restart(self) -> None:
         """The server is stopped in good order, which ends the calls under way, and the next one starts."""
-        self.begin_call(self._stop(), _LATE_TURNS)
+        self.begin_call(self._stop(), How("more", _LATE_TURNS))
         self._do(self._until_done())
         self._do(self.node.start_server())
         self.rest()
@@ -210,8 +241,8 @@ class Faults(RuleBasedStateMachine):
         self.node.clock.advance_ms(1000 * seconds)
         self._do(self._turns(1))
 
-    @precondition(lambda self: self.live())
-    @rule(pick=PICK)
+    @precondition(lambda self: len(self.live()) > 1)
+    @rule(pick=st.integers(0, 12))
     def die(self, pick: int) -> None:
         """A VMM ends by itself."""
         live = self.live()
@@ -221,7 +252,6 @@ class Faults(RuleBasedStateMachine):
                 self.claims.died.add(sandbox_id)
                 self.node.processes.end(process, "it died")
 
-    @rule(block=st.integers(0, 5))
     def write(self, block: int) -> None:
         """Every guest that can writes, whatever else is under way."""
         for process in self.node.processes.alive():

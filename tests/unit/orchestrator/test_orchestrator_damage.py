@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -233,8 +232,6 @@ async def _wait_until_written(node: FakeNode) -> None:
 
 
 async def test_what_was_not_written_out_when_the_machine_went_down_is_reported_and_not_believed(node: FakeNode) -> None:
-    for path in node.parts.layers.files():  # the template is not of today
-        os.utime(path, (1, 1))
     sandbox_id, snapshot = await _paused(node)
     node.crash_machine()
     await node.start_server()

@@ -20,8 +20,8 @@ TestStories.pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),  # of servers that were killed before they began it
 ]
 TestStories.settings = settings(
-    max_examples=_MORE or 25,
-    stateful_step_count=80,
+    max_examples=_MORE or 50,
+    stateful_step_count=60,
     derandomize=not _MORE,
     database=None,
     print_blob=True,
