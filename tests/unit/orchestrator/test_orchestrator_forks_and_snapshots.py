@@ -22,7 +22,7 @@ def _entries(node: FakeNode) -> dict[str, int]:
         "builds": len(list(all_builds(store))),
         "snapshots": len(store.snapshots()),
         "folders": len(list(node.paths.snapshots.iterdir())),
-        "layers": len(node.parts.layers.files()),
+        "layers": len({node.parts.layers.id_of(path) for path in node.parts.layers.files()}),
     }
 
 
