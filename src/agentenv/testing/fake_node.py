@@ -231,6 +231,14 @@ class FakeNode:
     async def quiesce(self) -> None:
         """Wait until no verb is under way and everything left over is settled; the clock moves on a little."""
         parts = self.parts
+        await self._calm()
+        await parts.slots.settle()
+        await sweep.sweep(parts)
+        await self._calm()  # a VM that is to stand ready may have been begun meanwhile
+        await parts.slots.settle()  # what stands ready may have been freed meanwhile
+
+    async def _calm(self) -> None:
+        parts = self.parts
         for _ in range(_QUIET_ROUNDS_MAX):
             await self.turn()
             resting = all(s.state in _RESTING for s in parts.store.sandboxes())
@@ -239,9 +247,6 @@ class FakeNode:
                 break
             self.clock.advance_ms(250)
             parts.shared.expiry_changed.set()
-        await parts.slots.settle()
-        await sweep.sweep(parts)
-        await parts.slots.settle()  # what stands ready may have been freed meanwhile
 
     def _watching_the_dead(self) -> bool:
         return any(s.vm and self.processes.find(s.vm.pid) is None for s in self.parts.store.sandboxes())
