@@ -15,7 +15,6 @@ use thiserror::Error;
 
 use crate::block_cache::{BlockCache, FileKey};
 use crate::mapping::Mapping;
-use crate::sys;
 use crate::tar_wrapper::{self, TarError};
 use crate::zfile::codec::Decoders;
 use crate::zfile::{self, ZFileBlob, ZFileError};
@@ -124,7 +123,6 @@ impl Blob for FileBlob {
 
     fn in_place(&self, offset: u64, length_bytes: u64) -> Option<&[u8]> {
         let mapping = self.mapping.get_or_init(|| Mapping::of(&self.file).ok());
-        sys::will_need(&self.file, offset, length_bytes);
         mapping.as_ref()?.part(offset, length_bytes)
     }
 }

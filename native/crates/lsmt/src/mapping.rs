@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::{Mmap, UncheckedAdvice};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 /// Bytes handed out before the mapped pages are given back: they count as memory of
 /// this process, although they are the page cache's.
@@ -28,6 +28,7 @@ impl Mapping {
         // SAFETY: layers are immutable, and their bytes are not touched here even if
         // someone breaks that rule (see the invariant above).
         let map = unsafe { Mmap::map(file) }?;
+        map.advise(Advice::Sequential)?; // what is not in the page cache is read ahead of
         Ok(Mapping {
             map,
             handed_out_bytes: AtomicU64::new(0),

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{fallocate, posix_fadvise, FallocateFlags, Flock, FlockArg, PosixFadviseAdvice};
+use nix::fcntl::{fallocate, FallocateFlags, Flock, FlockArg};
 use nix::unistd::{lseek, Whence};
 
 /// Takes the exclusive advisory lock of a file without waiting. `Ok(None)`
@@ -46,13 +46,6 @@ pub fn punch_hole(file: &File, offset: u64, length_bytes: u64) -> io::Result<boo
         Ok(()) => Ok(true),
         Err(Errno::EOPNOTSUPP) => Ok(false),
         Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Has a range of a file read into the page cache in large requests. Best effort.
-pub fn will_need(file: &File, offset: u64, length_bytes: u64) {
-    if let (Ok(start), Ok(length)) = (i64::try_from(offset), i64::try_from(length_bytes)) {
-        let _ = posix_fadvise(file, start, length, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
     }
 }
 
