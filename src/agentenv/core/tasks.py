@@ -1,9 +1,12 @@
-"""Waiting for work that must reach its end before its caller may go on, even a cancelled caller."""
+"""Waiting for work: to its end whatever happens to the caller, or until what it needs is gone."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def wait_done(work: asyncio.Future[Any]) -> asyncio.CancelledError | None:
@@ -18,3 +21,16 @@ async def wait_done(work: asyncio.Future[Any]) -> asyncio.CancelledError | None:
         except asyncio.CancelledError as error:
             cancelled = error
     return cancelled
+
+
+async def unless(ended: Coroutine[Any, Any, str], work: Coroutine[Any, Any, T], failure: Callable[[str], Exception]) -> T:
+    """What `work` returns or raises, or, when `ended` comes first, the failure made of what that says. Both are cancelled in the end."""
+    end, working = asyncio.ensure_future(ended), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({end, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise failure(end.result())
+        return working.result()
+    finally:
+        for task in (end, working):
+            task.cancel()

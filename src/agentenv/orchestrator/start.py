@@ -24,6 +24,7 @@ from agentenv.core.ids import new_run_id
 from agentenv.core.model import Machine, RunningVm, Sandbox, Snapshot
 from agentenv.core.network import OPEN
 from agentenv.core.spans import span
+from agentenv.core.tasks import unless
 from agentenv.guest.client import GuestIdentity
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
 from agentenv.orchestrator.parts import Parts, note
@@ -199,17 +200,13 @@ async def _introduce(
         sandbox.default_user,
         sandbox.default_workdir,
     )
-    ended = asyncio.create_task(vm.ended())
-    hello = asyncio.create_task(parts.guest.initialise(slot.namespace, identity, deadline_s, boots, clock_behind_ms))
-    try:
-        with span("guest"):
-            await asyncio.wait({ended, hello}, return_when=asyncio.FIRST_COMPLETED)
-        if not hello.done():
-            raise Internal(f"the guest was lost while starting: {ended.result()}", "try again; if it repeats, see the server's log")
-        return await hello
-    finally:
-        for task in (ended, hello):
-            task.cancel()
+    hello = parts.guest.initialise(slot.namespace, identity, deadline_s, boots, clock_behind_ms)
+    with span("guest"):
+        return await unless(vm.ended(), hello, _lost)
+
+
+def _lost(why: str) -> Internal:
+    return Internal(f"the guest was lost while starting: {why}", "try again; if it repeats, see the server's log")
 
 
 async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:

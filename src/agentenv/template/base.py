@@ -23,6 +23,7 @@ from agentenv.core.ids import new_build_id, new_run_id, new_snapshot_id
 from agentenv.core.model import Build, Machine, RunningVm, Snapshot, Template, VmIdentity
 from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG
+from agentenv.core.tasks import unless
 from agentenv.guest.client import GuestClient, GuestIdentity
 from agentenv.network import layout
 from agentenv.network.slots import SlotPool
@@ -142,21 +143,11 @@ class BaseBuilder:
 
     async def _wait_and_warm(self, vm: Vm, spec: VmSpec, slot: layout.Slot, progress: Progress) -> str:
         nobody = GuestIdentity("template", self._recipe.name, "", {}, self._config.dns_servers)  # no token: every restore sets its own
-        ended = asyncio.create_task(vm.ended())
-        ready = asyncio.create_task(
-            self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s, boots=True, clock_behind_ms=CLOCK_BEHIND_MS)
-        )
+        hello = self._guest.initialise(slot.namespace, nobody, self._config.boot_deadline_s, boots=True, clock_behind_ms=CLOCK_BEHIND_MS)
         try:
-            await asyncio.wait({ended, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                raise Internal(f"the guest did not boot: {ended.result()}{_console(spec)}", "see the console's last lines above")
-            try:
-                version = await ready
-            except AgentEnvError as error:
-                raise Internal(f"the guest did not boot: {error.message}{_console(spec)}", error.hint) from error
-        finally:
-            ended.cancel()
-            ready.cancel()
+            version = await unless(vm.ended(), hello, lambda why: Internal(why, "see the console's last lines above"))
+        except AgentEnvError as error:
+            raise Internal(f"the guest did not boot: {error.message}{_console(spec)}", error.hint) from error
         await self._start(slot.namespace, progress)
         progress(f"warm the template {self._recipe.name}", None, None)
         for command in filter(None, (self._recipe.warm_up, SETTLE)):

@@ -21,6 +21,7 @@ from typing import Any
 
 from agentenv.core.errors import HostNotReady, Internal, NotFound, StorageFull, Unsupported
 from agentenv.core.model import VmIdentity
+from agentenv.core.tasks import unless
 from agentenv.host import process
 from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
@@ -101,16 +102,8 @@ class FirecrackerVm:
 
     async def configure(self, requests: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
         """Ask for each thing in turn, once it listens. Internal, with its last words, when it ends or refuses."""
-        ended = asyncio.ensure_future(self.ended())
-        work = asyncio.ensure_future(self._requests(requests))
-        try:
-            await asyncio.wait({ended, work}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise Internal(f"the VM did not start: {ended.result()}", f"see {self._spec.work / 'vmm.log'}")
-            await work
-        finally:
-            for task in (ended, work):
-                task.cancel()
+        log = self._spec.work / "vmm.log"
+        await unless(self.ended(), self._requests(requests), lambda why: Internal(f"the VM did not start: {why}", f"see {log}"))
 
     async def _requests(self, requests: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
         await self._api.wait_listening(_START_DEADLINE_S)

@@ -18,6 +18,7 @@ from pathlib import Path
 from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, StorageFull
 from agentenv.core.model import VmIdentity
 from agentenv.core.spans import span
+from agentenv.core.tasks import unless
 from agentenv.host import process
 from agentenv.host.process import ProcessId
 from agentenv.vmm.driver import BootSpec, VmSpec
@@ -57,16 +58,8 @@ class QemuVm:
 
     async def wait_started(self) -> None:
         """Return when the guest's CPUs run. Only then does QEMU pass on what is sent to the guest: it drops anything before."""
-        ended = asyncio.ensure_future(self.ended())
-        running = asyncio.ensure_future(self._loaded())
-        try:
-            await asyncio.wait({ended, running}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                raise Internal(f"the VM did not start: {ended.result()}", f"see {self._spec.work / 'vmm.log'}")
-            await running
-        finally:
-            for task in (ended, running):
-                task.cancel()
+        log = self._spec.work / "vmm.log"
+        await unless(self.ended(), self._loaded(), lambda why: Internal(f"the VM did not start: {why}", f"see {log}"))
 
     async def _loaded(self) -> None:
         clock = asyncio.get_running_loop().time

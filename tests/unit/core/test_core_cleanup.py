@@ -6,7 +6,6 @@ import pytest
 
 from agentenv.core import cleanup as cleanup_module
 from agentenv.core.cleanup import Cleanup
-from agentenv.core.tasks import wait_done
 
 
 class _Steps:
@@ -100,12 +99,3 @@ async def test_a_cancelled_caller_waits_until_all_steps_have_run(steps: _Steps) 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps.ran == ["a", "caller goes on"]
-
-
-async def test_waiting_for_work_hands_back_the_cancellation() -> None:
-    work = asyncio.ensure_future(asyncio.sleep(0.01, "done"))
-    waiting = asyncio.create_task(wait_done(work))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    assert isinstance(await waiting, asyncio.CancelledError)
-    assert work.result() == "done"
