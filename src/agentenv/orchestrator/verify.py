@@ -64,7 +64,7 @@ async def verify(parts: Parts, mender: Mender, layer_id: str, bytes_per_s: int =
     path = parts.layers.path(layer_id)
     if "/" in layer_id or not await asyncio.to_thread(path.exists):
         raise NotFound(f"there is no layer {layer_id[:100]!r}", "`aenv layers` lists those there are")
-    if parts.layers.upper(layer_id).index.exists() or parts.layers.is_announced(layer_id):
+    if _is_written(parts, layer_id):
         return Verified(layer_id, "written", "it is still written")
     if native.is_native(layer_id) and await asyncio.to_thread(native.blob_of, path) is not None:
         return Verified(layer_id, "remote", "it is in its registry: its blocks are compared as they are read")
@@ -118,12 +118,23 @@ def _next(parts: Parts, days: int) -> str | None:
     oldest_s = time.time() - days * 86_400
     looks = dict[str, float]()
     for layer_id in parts.layers.sizes():
-        path = parts.layers.path(layer_id)
-        is_remote = native.is_native(layer_id) and native.place_of(path) is not None
-        is_young = not is_remote and path.exists() and path.stat().st_mtime > time.time() - _YOUNG_S
-        if is_remote or is_young or not path.exists() or parts.layers.upper(layer_id).index.exists() or parts.layers.is_announced(layer_id):
+        if not _has_come_of_age(parts, layer_id):
             continue
         noted = parts.layers.digests.get(layer_id)
         looks[layer_id] = noted.looked_at_s if noted is not None else 0.0
     layer_id, looked_at_s = min(looks.items(), key=lambda look: look[1], default=("", oldest_s))
     return layer_id if looked_at_s < oldest_s else None
+
+
+def _has_come_of_age(parts: Parts, layer_id: str) -> bool:
+    """Whether a layer is all here, is written no more, and has been for a while."""
+    path = parts.layers.path(layer_id)
+    if not path.exists() or _is_written(parts, layer_id):
+        return False
+    if native.is_native(layer_id) and native.place_of(path) is not None:
+        return False
+    return path.stat().st_mtime <= time.time() - _YOUNG_S
+
+
+def _is_written(parts: Parts, layer_id: str) -> bool:
+    return parts.layers.upper(layer_id).index.exists() or parts.layers.is_announced(layer_id)

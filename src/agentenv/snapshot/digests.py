@@ -7,10 +7,10 @@ the first look notes what later ones compare with.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from agentenv.snapshot.notes import replace_note
 
 _SUFFIX = ".sha256"
 _DAMAGED = "damaged"
@@ -44,14 +44,7 @@ class Digests:
 
     def put(self, layer_id: str, sha256: str, *, is_damaged: bool = False) -> None:
         """Note the outcome of a look. OSError."""
-        fresh = self._note(layer_id).with_suffix(f"{_SUFFIX}.new")
-        fresh.write_text(f"{sha256} {_DAMAGED}\n" if is_damaged else f"{sha256}\n")
-        fresh.replace(self._note(layer_id))
-
-    def touch(self, layer_id: str) -> None:
-        """It was looked at now, and is as noted."""
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self._note(layer_id))
+        replace_note(self._note(layer_id), f"{sha256} {_DAMAGED}\n" if is_damaged else f"{sha256}\n")
 
     def remove(self, layer_id: str) -> None:
         """The layer is made anew."""

@@ -33,7 +33,7 @@ class Notes:
             if self._note(layer_id).exists():
                 return
             is_old = time.time() - data.stat().st_mtime > _OLD_S
-            self._write(layer_id, f"{_stamp(data)} {self._boot_id}")
+            replace_note(self._note(layer_id), f"{_stamp(data)} {self._boot_id}")
             if is_old:
                 self._put_on_disk(layer_id, data)
         except OSError as error:
@@ -93,12 +93,7 @@ class Notes:
                 os.fsync(file)
             finally:
                 os.close(file)
-            self._write(layer_id, f"{noted[0]} {noted[1]} {_ON_DISK}")
-
-    def _write(self, layer_id: str, text: str) -> None:
-        fresh = self._note(layer_id).with_suffix(f"{_SUFFIX}.new")
-        fresh.write_text(text)
-        fresh.replace(self._note(layer_id))  # a server that is killed leaves a whole note, or none
+            replace_note(self._note(layer_id), f"{noted[0]} {noted[1]} {_ON_DISK}")
 
     def _read(self, layer_id: str) -> tuple[str, str, str] | None:
         """Size, time and last word; None when there is no note, empty words when it is not whole."""
@@ -112,6 +107,13 @@ class Notes:
 
     def _note(self, layer_id: str) -> Path:
         return self._folder / f"{layer_id}{_SUFFIX}"
+
+
+def replace_note(note: Path, text: str) -> None:
+    """Write what lies beside a layer: a server that is killed leaves a whole note, the former one or none. Not on the disk yet. OSError."""
+    fresh = note.with_name(f"{note.name}.new")  # goes with its layer, should it stay behind
+    fresh.write_text(text)
+    fresh.replace(note)
 
 
 def _stamp(data: Path) -> str:

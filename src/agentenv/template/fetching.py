@@ -28,7 +28,7 @@ from agentenv.core.errors import DeadlineExceeded, InvalidInput, NotFound, Permi
 from agentenv.host.file_cache import FileCache
 from agentenv.host.files import require_free, storage_full
 from agentenv.template.dockerfile.actions import Remote
-from agentenv.template.dockerfile.remotes import file_name
+from agentenv.template.dockerfile.remotes import file_name, host_and_port
 from agentenv.template.dockerfile.supply import Fetched
 from agentenv.template.git_fetch import GitFetch
 from agentenv.template.tarballs import ArchiveWriter
@@ -220,12 +220,6 @@ async def resolved(host: str, port: int, rules: FetchRules) -> Sequence[str]:
     for address in addresses:
         rules.check(host, port, address)
     return addresses
-
-
-def host_and_port(url: str) -> tuple[str, int]:
-    """Where a URL leads."""
-    place = urlsplit(url)
-    return place.hostname or "", place.port or (443 if place.scheme == "https" else 80)
 
 
 def _redirected(url: str, location: str) -> str:

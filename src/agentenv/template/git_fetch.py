@@ -17,6 +17,7 @@ from urllib.parse import urldefrag, urlsplit
 from agentenv.core.errors import HostNotReady, Internal, InvalidInput, NotFound
 from agentenv.host.command import run_command
 from agentenv.template.dockerfile.actions import Remote
+from agentenv.template.dockerfile.remotes import host_and_port
 from agentenv.template.dockerfile.supply import Fetched
 from agentenv.template.tarballs import ArchiveWriter
 
@@ -32,10 +33,10 @@ class GitFetch:
         self._revision, _, self._folder = fragment.partition(":")
         self._work = Path(tempfile.mkdtemp(dir=scratch, prefix="git-"))
         self._archive = scratch / f"{self._work.name}.tar"
-        place = urlsplit(self._url)
-        self._scheme, port = place.scheme, place.port or (443 if place.scheme == "https" else 80)
+        host, port = host_and_port(self._url)
+        self._scheme = urlsplit(self._url).scheme
         at = ",".join(f"[{address}]" if ":" in address else address for address in addresses)
-        self._pin = f"{place.hostname}:{port}:{at}"
+        self._pin = f"{host}:{port}:{at}"
         self._has_submodules = False
 
     async def run(self, say: Callable[[str], object]) -> Fetched:

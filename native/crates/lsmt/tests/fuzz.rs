@@ -12,7 +12,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{content, encoding, layer_bytes, open_and_read};
+use common::{content, encoding, layer_bytes, open_and_read, LAYOUTS};
 use lsmt::format::BLOCK_BYTES as LSMT_BLOCK;
 use lsmt::lowers::Lowers;
 use lsmt::zfile::format::BLOCK_BYTES as ZFILE_BLOCK;
@@ -204,12 +204,7 @@ fn make_upper(folder: &Path, layout: UpperLayout) -> UpperPaths {
 
 #[test]
 fn damaged_uppers_of_every_layout() {
-    let layouts = [
-        UpperLayout::Append,
-        UpperLayout::Hybrid,
-        UpperLayout::Sparse,
-    ];
-    for (number, layout) in layouts.into_iter().enumerate() {
+    for (number, layout) in LAYOUTS.into_iter().enumerate() {
         let folder = tempfile::tempdir().unwrap();
         let upper = make_upper(folder.path(), layout);
         let whole = [&upper.data, &upper.index].map(|path| std::fs::read(path).unwrap());

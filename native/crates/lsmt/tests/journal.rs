@@ -12,22 +12,10 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::{content, flat};
-use lsmt::{Opener, Stack, StackError, StackSpec, UpperLayout, UpperPaths};
+use common::{content, flat, pair, LAYOUTS};
+use lsmt::{Opener, Stack, StackError, StackSpec, UpperLayout};
 
 const DISK_BYTES: u64 = 1 << 20;
-const LAYOUTS: [UpperLayout; 3] = [
-    UpperLayout::Append,
-    UpperLayout::Hybrid,
-    UpperLayout::Sparse,
-];
-
-fn pair(folder: &Path, name: &str) -> UpperPaths {
-    UpperPaths {
-        data: folder.join(format!("{name}.data")),
-        index: folder.join(format!("{name}.index")),
-    }
-}
 
 fn open(
     folder: &Path,

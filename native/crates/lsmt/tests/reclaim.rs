@@ -13,21 +13,14 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread;
 
-use common::{content, flat};
-use lsmt::{Opener, Stack, StackSpec, UpperLayout, UpperPaths};
+use common::{content, flat, pair};
+use lsmt::{Opener, Stack, StackSpec, UpperLayout};
 
 const MIB: u64 = 1 << 20;
 /// Garbage that an upper may keep, and what the file system adds.
 const TOLERATED_BYTES: u64 = 16 * MIB;
 const OVERHEAD_BYTES: u64 = 2 * MIB;
 const BLOCK: u64 = 4096;
-
-fn pair(folder: &Path, name: &str) -> UpperPaths {
-    UpperPaths {
-        data: folder.join(format!("{name}.data")),
-        index: folder.join(format!("{name}.index")),
-    }
-}
 
 fn open(folder: &Path, layout: UpperLayout, size_bytes: u64) -> Stack {
     let spec = StackSpec {

@@ -10,24 +10,12 @@ mod common;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use common::{content, encoding, flat, write_layer};
+use common::{content, encoding, flat, pair, write_layer, LAYOUTS};
 use lsmt::format::{flags, Block, BLOCK_BYTES, NIL_UUID};
 use lsmt::lowers::Lowers;
-use lsmt::{Opener, Stack, StackError, StackSpec, UpperError, UpperLayout, UpperPaths};
+use lsmt::{Opener, Stack, StackError, StackSpec, UpperError, UpperLayout};
 
 const DISK_BYTES: u64 = 1 << 20;
-const ALL: [UpperLayout; 3] = [
-    UpperLayout::Append,
-    UpperLayout::Hybrid,
-    UpperLayout::Sparse,
-];
-
-fn pair(folder: &Path, name: &str) -> UpperPaths {
-    UpperPaths {
-        data: folder.join(format!("{name}.data")),
-        index: folder.join(format!("{name}.index")),
-    }
-}
 
 fn spec(folder: &Path, lowers: &[PathBuf], layout: UpperLayout) -> StackSpec {
     StackSpec {
@@ -48,7 +36,7 @@ fn data_bytes(stack: &Stack) -> u64 {
 
 #[test]
 fn only_the_log_grows_by_overwrites() {
-    for layout in ALL {
+    for layout in LAYOUTS {
         let folder = tempfile::tempdir().unwrap();
         let stack = open(&spec(folder.path(), &[], layout));
         stack.write_at(&content(1, 65_536), 4096).unwrap();

@@ -52,6 +52,12 @@ def file_name(url: str) -> str:
     return name if name not in ("", ".", "..") and "/" not in name and "\0" not in name else UNNAMED
 
 
+def host_and_port(url: str) -> tuple[str, int]:
+    """Where a URL leads."""
+    place = urlsplit(url)
+    return place.hostname or "", place.port or (443 if place.scheme == "https" else 80)
+
+
 def _digest(checksum: str) -> str:
     if not checksum:
         return ""

@@ -8,7 +8,25 @@ use std::sync::Arc;
 use lsmt::format::Segment;
 use lsmt::lowers::Lowers;
 use lsmt::zfile::{Algorithm, Compression};
-use lsmt::{Blob, CommitOptions, Encoding, LayerOptions, LayerWriter, Opener, RoLayer, Stack};
+use lsmt::{
+    Blob, CommitOptions, Encoding, LayerOptions, LayerWriter, Opener, RoLayer, Stack, UpperLayout,
+    UpperPaths,
+};
+
+/// Every way to write an upper.
+pub const LAYOUTS: [UpperLayout; 3] = [
+    UpperLayout::Append,
+    UpperLayout::Hybrid,
+    UpperLayout::Sparse,
+];
+
+/// The two files of an upper.
+pub fn pair(folder: &Path, name: &str) -> UpperPaths {
+    UpperPaths {
+        data: folder.join(format!("{name}.data")),
+        index: folder.join(format!("{name}.index")),
+    }
+}
 
 /// A blob in memory.
 pub struct Memory(pub Vec<u8>);
