@@ -68,6 +68,7 @@ from agentenv.volume.server import VolumeServers, end_all
 _log = logging.getLogger(__name__)
 Progress = Callable[[str, int | None, int | None], None]
 _CLOSE_DEADLINE_S = 15.0
+_WALKED_THROUGH = 0o711  # apt's own user reaches its lists in the cache, and sees nothing on the way
 _ROOT_SETTINGS = "aenv.root=/dev/vda aenv.rootfs=ext4 aenv.hostname=sandbox"
 
 
@@ -125,7 +126,7 @@ def _rootfs(config: Config, recipe: Recipe, progress: Progress) -> RootFilesyste
 def prepare(config: Config, progress: Progress) -> None:
     """First-run set-up: keys, guest assets, built-in templates. Quick when all is there. The server must not run."""
     paths = paths_of(config)
-    paths.home.mkdir(parents=True, exist_ok=True)
+    files.own_folder(paths.home, _WALKED_THROUGH)
     if not paths.api_key.exists():
         files.write_atomic(paths.api_key, new_api_key().encode() + b"\n", 0o600)
     assets = ensure_assets(config, progress)
@@ -182,8 +183,10 @@ async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
     """All adapters of a node, opened; closed in the end without touching VMs or blockd."""
     paths = paths_of(config)
     lift_file_size(4 * config.guest.disk_mb << 20)  # a disk that overwrites and discards leaves holes in its file
-    for folder in (paths.home, paths.run, paths.vms, paths.log):
-        folder.mkdir(parents=True, exist_ok=True)
+    for folder in (paths.home, paths.run):
+        files.own_folder(folder, _WALKED_THROUGH)
+    for folder in paths.private:
+        files.own_folder(folder)
     clock = SystemClock()
     store = Store(paths.database, clock)
     await store.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ VERSION_DEADLINE_S = 10.0
 
 def product_checks(config: Config) -> list[Check]:
     """Every check of the product, in the order it starts up."""
-    return [_blockd(config), _native("envd"), _qemu(config), _server(config)]
+    return [replace(check, group="installation") for check in (_blockd(config), _native("envd"), _qemu(config), _server(config))]
 
 
 def _native(name: str, argument: str = "") -> Check:

@@ -23,6 +23,12 @@ class NodePaths:
         return hashlib.sha256(str(self.home.absolute()).encode()).hexdigest()[:4]
 
     @property
+    def private(self) -> tuple[Path, ...]:
+        """Folders with what belongs to tenants, or speaks of them: for the owner only."""
+        cached = (self.cache / "images", self.cache / "blocks")
+        return (self.layers, self.snapshots, self.home / "builds", self.home / "ca", self.log, *cached, self.vms, self.volume_servers)
+
+    @property
     def database(self) -> Path:
         """The SQLite file."""
         return self.home / "node.db"

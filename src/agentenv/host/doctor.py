@@ -17,6 +17,7 @@ from typing import Literal
 
 from agentenv.config.schema import Config
 from agentenv.host.requirements import Finding, check_host
+from agentenv.host.tuning import Need
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -28,12 +29,14 @@ KvmKind = Literal["absent", "usable", "forbidden", "pvm"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The outcome of one check. `hint` is the next step, empty when there is none."""
+    """The outcome of one check. `hint` is the next step, empty when there is none; `need` is for whom it is one of `group`."""
 
     name: str
     status: Status
     detail: str
     hint: str = ""
+    group: str = "sandboxes"
+    need: Need = "needed"
 
 
 def host_checks(config: Config) -> list[Check]:
@@ -78,13 +81,14 @@ def _unshare() -> int:
     return 0 if libc.unshare(clone_newns | clone_newnet) == 0 else ctypes.get_errno()
 
 
-def kvm_kind() -> KvmKind:
+def kvm_kind(root: Path = Path("/")) -> KvmKind:
     """What /dev/kvm is good for. `pvm`: ordinary guest kernels never get past their first instructions under it."""
-    if not Path("/dev/kvm").exists():
+    device = root / "dev/kvm"
+    if not device.exists():
         return "absent"
-    if Path("/sys/module/kvm_pvm").exists():
+    if (root / "sys/module/kvm_pvm").exists():
         return "pvm"
-    return "usable" if os.access("/dev/kvm", os.R_OK | os.W_OK) else "forbidden"
+    return "usable" if os.access(device, os.R_OK | os.W_OK) else "forbidden"
 
 
 def _kvm(config: Config) -> Check:

@@ -35,6 +35,12 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise
 
 
+def own_folder(folder: Path, mode: int = 0o700) -> None:
+    """Make `folder` if need be, with `mode`, by default for its owner alone; one that is there gets it, too."""
+    folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    folder.chmod(mode)
+
+
 def require_free(folder: Path, needed_bytes: int, purpose: str) -> None:
     """StorageFull unless `folder` has `needed_bytes` free."""
     free = shutil.disk_usage(folder).free

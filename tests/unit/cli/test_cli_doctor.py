@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from agentenv.cli import checks
 from agentenv.cli.main import cli
 from agentenv.cli.node import load_config
-from agentenv.host import doctor, requirements
+from agentenv.host import doctor, production, requirements
 from agentenv.host.doctor import Check, host_checks, kvm_kind
 from agentenv.host.requirements import Finding
 
@@ -45,11 +45,12 @@ def test_every_requirement_is_checked_and_optional_ones_only_warn():
 def test_json_shape_and_exit_code(monkeypatch):
     monkeypatch.setattr(doctor, "host_checks", lambda config: [Check("root", "ok", "fine"), Check("kvm", "warn", "slow", "faster machine")])
     monkeypatch.setattr(checks, "product_checks", lambda config: [])
+    monkeypatch.setattr(production, "production_checks", lambda config: [])
     result = run("--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == [
-        {"name": "root", "status": "ok", "detail": "fine", "hint": ""},
-        {"name": "kvm", "status": "warn", "detail": "slow", "hint": "faster machine"},
+        {"name": "root", "status": "ok", "detail": "fine", "hint": "", "group": "sandboxes", "need": "needed"},
+        {"name": "kvm", "status": "warn", "detail": "slow", "hint": "faster machine", "group": "sandboxes", "need": "needed"},
     ]
     monkeypatch.setattr(checks, "product_checks", lambda config: [Check("envd", "fail", "missing", "build it")])
     result = run()
@@ -152,3 +153,23 @@ def test_handshake_with_a_running_blockd(monkeypatch, tmp_path, body, status, sa
     listener.close()
     assert check.status == status
     assert says in check.detail
+
+
+def test_only_with_production_does_it_fail_for_what_production_needs(monkeypatch):
+    monkeypatch.setattr(doctor, "host_checks", lambda config: [Check("root", "ok", "fine")])
+    monkeypatch.setattr(checks, "product_checks", lambda config: [])
+    advised = Check("swap", "warn", "on", "turn it off", "production", "advised")
+    needed = Check("cgroup v2", "warn", "none", "boot anew", "production", "needed")
+    monkeypatch.setattr(production, "production_checks", lambda config: [needed, advised])
+    assert run().exit_code == 0
+    result = run("--production")
+    assert result.exit_code == 1
+    assert "not ready for production: cgroup v2\n" in result.stderr
+    assert (
+        result.stdout.index("production needs")
+        < result.stdout.index("cgroup v2")
+        < result.stdout.index("advised")
+        < result.stdout.index("swap")
+    )
+    monkeypatch.setattr(production, "production_checks", lambda config: [advised])
+    assert run("--production").exit_code == 0
