@@ -18,7 +18,6 @@ from agentenv.api.auth import KeyRing
 from agentenv.api.serve import api_server, bind_unix
 from agentenv.api.settings import ApiSettings
 from agentenv.block import supervisor
-from agentenv.block.client import BlockClient
 from agentenv.config.schema import Config
 from agentenv.core.built_in import BASE
 from agentenv.core.clock import SystemClock
@@ -42,11 +41,9 @@ from agentenv.image.registry import Registry
 from agentenv.network.layout import GUEST_IP, Layout, boot_settings
 from agentenv.network.slots import SlotPool, remove_all
 from agentenv.orchestrator import reconcile
-from agentenv.orchestrator.admission import available_memory_mb
+from agentenv.orchestrator.hot_memory import open_hot_memory
 from agentenv.orchestrator.parts import Parts, Shared
 from agentenv.orchestrator.service import Orchestrator
-from agentenv.orchestrator.start import memory_stack_id
-from agentenv.orchestrator.templates import hot_snapshot_ids
 from agentenv.proxy.authority import LocalAuthority
 from agentenv.proxy.limits import ProxySettings
 from agentenv.proxy.sandboxes import SandboxRoutes
@@ -192,16 +189,20 @@ async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
     await store.open()
     try:
         flags = supervisor.remote_flags(paths.cache, config.images, config.limits.disk_reserve_mb, paths.helper_logins)
-        blocks = await supervisor.ensure_running(native.program("blockd"), paths.run, paths.log / "blockd.log", flags)
+        block_server = supervisor.BlockServer(native.program("blockd"), paths.run, paths.log / "blockd.log", flags)
         try:
-            yield _parts(config, paths, clock, store, blocks, assets)
+            await block_server.ensure_running()
+            yield _parts(config, paths, clock, store, block_server, assets)
         finally:
-            await blocks.close()
+            await block_server.close()
     finally:
         await store.close()
 
 
-def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, blocks: BlockClient, assets: Assets) -> Parts:
+def _parts(
+    config: Config, paths: NodePaths, clock: SystemClock, store: Store, block_server: supervisor.BlockServer, assets: Assets
+) -> Parts:
+    blocks = block_server.client
     layers = LayerStore(paths.layers)
     reserve_bytes = config.limits.disk_reserve_mb << 20
     rate_khz = tsc_khz()
@@ -215,6 +216,7 @@ def _parts(config: Config, paths: NodePaths, clock: SystemClock, store: Store, b
         clock=clock,
         store=store,
         blocks=blocks,
+        block_server=block_server,
         slots=slots,
         vmm=vmm,
         guest=GuestClient(GUEST_IP, clock),
@@ -254,10 +256,10 @@ async def _serve(config: Config) -> None:
         orchestrator = Orchestrator(parts)
         await parts.volumes.open()
         await reconcile.reconcile(parts)
-        await _open_hot_memory(parts)
+        await open_hot_memory(parts)
         await orchestrator.open()
         settings = ApiSettings.from_config(config.api)
-        api = api_server(create_app(orchestrator, KeyRing.from_file(paths.api_key), settings))
+        api = api_server(create_app(orchestrator, KeyRing.from_file(paths.api_key), settings, troubles=parts.shared.troubles))
         listener = bind_unix(paths.api_socket)
         api_task = asyncio.create_task(api.serve(sockets=[listener]), name="api")
         proxy = ProxyServer(SandboxRoutes(orchestrator), paths.api_socket, ProxySettings(domains=(settings.domain, "localhost")))
@@ -296,17 +298,6 @@ def tls_identity(config: Config) -> TlsIdentity:
     name = config.api.domain_name
     authority = LocalAuthority(paths_of(config).authority(name), name, SystemClock())
     return TlsIdentity(authority.cert_file, authority.key_file, authority.ensure)
-
-
-async def _open_hot_memory(parts: Parts) -> None:
-    """Open the memory of the hot snapshots and read it into the page cache, so that the first create is as quick as any."""
-    for snapshot_id in hot_snapshot_ids(parts.store):
-        layers = parts.store.snapshot(snapshot_id).memory_layers
-        if not layers:
-            continue  # what starts from it boots
-        stack = await parts.blocks.open(memory_stack_id(layers), parts.layers.paths(layers), None, None, "page")
-        budget_bytes = (available_memory_mb() << 20) // 8  # clean pages: the kernel drops them when memory gets tight
-        parts.shared.background(asyncio.to_thread(files.warm, stack.path, budget_bytes), f"warm {snapshot_id}")
 
 
 def shut_down(config: Config, kill_sandboxes: bool, report: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ shape; nothing here keeps state but the idempotency cache. The app neither liste
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
@@ -40,8 +40,16 @@ from agentenv.core.clock import Clock, SystemClock
 from agentenv.orchestrator.protocol import Orchestrator
 
 
-def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings, clock: Clock | None = None) -> FastAPI:
-    """The API of `orchestrator` for holders of `keys`. `clock` decides only how long idempotency keys live."""
+def create_app(
+    orchestrator: Orchestrator,
+    keys: KeyRing,
+    settings: ApiSettings,
+    clock: Clock | None = None,
+    troubles: Mapping[str, str] | None = None,
+) -> FastAPI:
+    """The API of `orchestrator` for holders of `keys`. `clock` decides only how long idempotency keys live; `troubles` is what
+    `/health` tells: looked at when asked.
+    """
     creations = IdempotencyCache(clock or SystemClock())
 
     @asynccontextmanager
@@ -51,7 +59,7 @@ def create_app(orchestrator: Orchestrator, keys: KeyRing, settings: ApiSettings,
 
     # The framework's own pages are off: their request models would not say what `request_parts` really accepts; `openapi` does.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
-    app.state.context = ApiContext(orchestrator, keys, settings, creations)
+    app.state.context = ApiContext(orchestrator, keys, settings, creations, {} if troubles is None else troubles)
     app.include_router(health.router)
     # The first three have literal paths that the others, in this order, would take for ids.
     modules = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -24,6 +25,7 @@ class ApiContext:
     keys: KeyRing
     settings: ApiSettings
     creations: IdempotencyCache
+    troubles: Mapping[str, str]  # by part of the node: what it cannot do now
 
 
 def context_of(request: Request) -> ApiContext:

@@ -57,6 +57,11 @@ class Stack:
     upper: Path | None
 
     @property
+    def is_device(self) -> bool:
+        """Whether it is a block device, which outlives a kill of blockd; else a file, which does not."""
+        return self.path.parent == Path("/dev")
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """The data files it is made of."""
         return self.lowers if self.upper is None else (*self.lowers, self.upper)

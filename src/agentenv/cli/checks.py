@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from agentenv import __version__
 from agentenv.block.client import PROTOCOL, BlockClient
 from agentenv.cli.node import node_paths, node_url, read_record
-from agentenv.cli.server import is_healthy
+from agentenv.cli.server import troubles
 from agentenv.core.errors import AgentEnvError, HostNotReady
 from agentenv.host import native
 from agentenv.host.doctor import Check, port_is_free
@@ -57,7 +57,9 @@ def _blockd(config: Config) -> Check:
     try:
         info = asyncio.run(_blockd_info(socket))
     except AgentEnvError as error:
-        return Check("blockd", "warn", f"{check.detail}; {error.message}", "`aenv up` starts it again")
+        return Check(
+            "blockd", "warn", f"{check.detail}; {error.message}", "a running server starts it again by itself, else `aenv up` does"
+        )
     if info.get("protocol") != PROTOCOL:
         detail = f"{check.detail}; the running one (pid {info.get('pid')}) speaks protocol {info.get('protocol')}, this version {PROTOCOL}"
         return Check("blockd", "fail", detail, "`aenv down`, then `aenv up`")
@@ -99,7 +101,12 @@ def _server(config: Config) -> Check:
     record = read_record(config)
     host, port = config.api.host, config.api.port
     if record is not None and record.is_alive():
-        if is_healthy(config):
+        found = troubles(config)
+        if found:
+            return Check(
+                "server", "warn", f"running (pid {record.pid}), but {'; '.join(found.values())}", "see the logs below node.home/log"
+            )
+        if found is not None:
             return Check("server", "ok", f"running: {node_url(config)} (pid {record.pid})")
         return Check(
             "server", "fail", f"runs (pid {record.pid}) but does not answer on {node_url(config)}", "`aenv down`, then `aenv up --detach`"

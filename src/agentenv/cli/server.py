@@ -125,6 +125,12 @@ def _wait_healthy(config: Config, pid: int, begun: float, waiting: Callable[[flo
 
 def is_healthy(config: Config, deadline_s: float = 3.0) -> bool:
     """Whether the node answers GET /health."""
+    return troubles(config, deadline_s) is not None
+
+
+def troubles(config: Config, deadline_s: float = 3.0) -> dict[str, str] | None:
+    """What GET /health says is out of order, by part of the node; None when it does not answer."""
+    import json
     from http.client import HTTPConnection, HTTPException
     from urllib.parse import urlsplit
 
@@ -132,9 +138,13 @@ def is_healthy(config: Config, deadline_s: float = 3.0) -> bool:
     connection = HTTPConnection(address.hostname or "", address.port, timeout=deadline_s)
     try:
         connection.request("GET", "/health")
-        return 200 <= connection.getresponse().status < 300
-    except (OSError, HTTPException):
-        return False
+        reply = connection.getresponse()
+        if not 200 <= reply.status < 300:
+            return None
+        said = json.loads(reply.read())
+        return dict(said.get("troubles", {})) if isinstance(said, dict) else {}
+    except (OSError, HTTPException, ValueError):
+        return None
     finally:
         connection.close()
 

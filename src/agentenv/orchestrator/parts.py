@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentenv.block.client import BlockClient
+from agentenv.block.supervisor import BlockServer
 from agentenv.config.schema import Config
 from agentenv.core.cleanup import Cleanup
 from agentenv.core.clock import Clock
@@ -53,6 +54,7 @@ class Parts:
     clock: Clock
     store: Store
     blocks: BlockClient
+    block_server: BlockServer
     slots: SlotPool
     vmm: Vmm
     guest: GuestClient
@@ -91,6 +93,7 @@ class Shared:
     expiring: set[str] = field(default_factory=set)
     expiry_retry_at_ms: dict[str, int] = field(default_factory=dict)  # not before then, after a failure
     metrics: dict[str, MetricHistory] = field(default_factory=dict)  # by sandbox id, until its row is forgotten
+    troubles: dict[str, str] = field(default_factory=dict)  # by part of the node: what it cannot do now
     unfreed: list[Cleanup] = field(default_factory=list)  # what could not be freed yet; `repair` tries again
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -35,13 +35,11 @@ from agentenv.orchestrator import (
     delete,
     evict,
     fork,
-    heal,
-    helper_logins,
+    keepers,
     network,
     pause,
     resume,
     rollback,
-    sample,
     snapshot,
     templates,
     verify,
@@ -108,11 +106,7 @@ class Orchestrator:
         """Settle the builds of an earlier server; start acting on timeouts, stalled VMs and a full disk, and reading metrics."""
         await asyncio.to_thread(self._parts.image_registry.open)
         await self._builds.open()
-        self._keepers = [
-            asyncio.create_task(keeper.run(self._parts), name=keeper.__name__)
-            for keeper in (evict, heal, sample, collect, warm, helper_logins)
-        ]
-        self._keepers.append(asyncio.create_task(verify.run(self._parts, self._images), name=verify.__name__))
+        self._keepers = keepers.start(self._parts, self._images)
 
     async def close(self) -> None:
         """Let verbs under way end and let go of all VMs; they go on."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Container
 from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError
@@ -63,6 +64,12 @@ async def give_back(parts: Parts, warm: WarmVm) -> None:
     """Free one that was taken, unless a sandbox's record has it."""
     if parts.shared.warm.handed_over(warm.sandbox_id) is not None:
         await stop(parts, warm.sandbox_id, warm.record, warm.vm)
+
+
+async def free_unfit(parts: Parts, run_ids: Container[str]) -> None:
+    """Free those that stand ready and are of no use any more, by the ids of their lives."""
+    unfit = [warm for warm in parts.shared.warm.ready.values() if warm.record.run_id in run_ids]
+    await asyncio.gather(*(_free(parts, warm) for warm in unfit))
 
 
 async def _free(parts: Parts, warm: WarmVm) -> None:

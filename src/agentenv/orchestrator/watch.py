@@ -24,6 +24,8 @@ def watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
 
 async def _watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
     reason = await vm.ended()
+    if not parts.block_server.is_alive() or vm.process.start_ticks < parts.block_server.process.start_ticks:
+        reason = f"{reason}; the block server had ended before it"
     while True:
         try:
             async with parts.shared.locked(sandbox_id):

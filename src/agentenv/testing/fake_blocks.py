@@ -7,6 +7,7 @@ daemon would let pass but must never happen is collected in `violations`.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentenv.block.client import PROTOCOL, Capture, RemoteBlob, Stack, Upper, Written
-from agentenv.core.errors import Conflict, InvalidInput, NotFound
+from agentenv.core.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentenv.host.process import ProcessId
 from agentenv.testing.failpoints import Failpoints
 
 _SIZE_BYTES = 1 << 20
@@ -41,6 +43,7 @@ class _Open:
     upper: Upper | None
     virtual_size_bytes: int
     cache: str
+    path: Path
     open_handles: int = 0
 
 
@@ -52,11 +55,22 @@ class FakeDevices:
         self.find_process = find_process
         self.violations: list[str] = []
         self.cached_bytes = 0  # blocks of remote layers
+        self.has_ublk = False  # disks are devices
+        self.daemon, self.gone = ProcessId(1, 0), asyncio.Event()
         self._open: dict[str, _Open] = {}
 
     def lose(self) -> None:
         """The daemon went down with its machine."""
         self._open.clear()
+
+    def kill(self) -> None:
+        """The daemon is killed: files are lost, devices wait for the next one."""
+        self._open = {name: stack for name, stack in self._open.items() if stack.path.parent != self.mount}
+        self.gone.set()
+
+    def start(self, daemon: ProcessId) -> None:
+        """Another daemon, after the end of one."""
+        self.daemon, self.gone = daemon, asyncio.Event()
 
     @property
     def opened(self) -> list[str]:
@@ -70,7 +84,7 @@ class FakeDevices:
 
     def at(self, path: Path) -> _Open:
         """The open stack that is exported at `path`. NotFound."""
-        if path.parent != self.mount or path.name not in self._open:
+        if path.name not in self._open or self._open[path.name].path != path:
             raise NotFound(f"{path} does not exist")
         return self._open[path.name]
 
@@ -120,7 +134,8 @@ class FakeDevices:
             for path in (upper.data, upper.index):
                 if not path.exists():
                     path.write_text("{}")
-        self._open[stack_id] = _Open(stack_id, lowers, upper, size_bytes or _SIZE_BYTES, cache)
+        folder = Path("/dev") if self.has_ublk and cache == "direct" else self.mount
+        self._open[stack_id] = _Open(stack_id, lowers, upper, size_bytes or _SIZE_BYTES, cache, folder / stack_id)
         return self._open[stack_id]
 
     def seal(self, stack_id: str, fresh: Upper) -> _Open:
@@ -144,9 +159,9 @@ class FakeDevices:
         places = [at for at in range(len(stack.lowers)) if lowers and stack.lowers[at : at + len(lowers)] == lowers]
         if not places:
             raise Conflict(f"stack {stack_id} does not have these layers one after the other")
-        before = self.read(self.mount / stack_id)
+        before = self.read(stack.path)
         stack.lowers = (*stack.lowers[: places[0]], replacement, *stack.lowers[places[0] + len(lowers) :])
-        if self.read(self.mount / stack_id) != before:
+        if self.read(stack.path) != before:
             self.violations.append(f"stack {stack_id} reads otherwise since {replacement.name} took the place of others")
         return stack
 
@@ -162,7 +177,7 @@ class FakeDevices:
         process = self.find_process(pid)
         if process is None:
             raise NotFound(f"process {pid} has ended")
-        if process.memory_path != self.mount / stack.stack_id:
+        if process.memory_path != stack.path:
             raise InvalidInput(f"process {pid} does not map stack {stack_id}")
         if process.running:
             self.violations.append(f"the memory of process {pid} was captured while its guest ran")
@@ -179,7 +194,7 @@ class FakeDevices:
         """What a caller is told."""
         return Stack(
             stack_id=stack.stack_id,
-            path=self.mount / stack.stack_id,
+            path=stack.path,
             virtual_size_bytes=stack.virtual_size_bytes,
             open_handles=stack.open_handles,
             upper_data_bytes=stack.upper.data.stat().st_size if stack.upper and stack.upper.data.exists() else 0,
@@ -201,65 +216,70 @@ class FakeBlocks:
         self._devices = devices
         self._points = points or Failpoints()
 
+    async def _hit(self, point: str) -> None:
+        await self._points.hit(point)
+        if self._devices.gone.is_set():
+            raise Unavailable("blockd does not answer")
+
     async def info(self, deadline_s: float = 5.0) -> dict[str, Any]:
         """What the daemon says of itself."""
-        await self._points.hit("blocks.info")
+        await self._hit("blocks.info")
         return {"program": "blockd", "version": "0.0.0", "protocol": PROTOCOL, "pid": 0, "mount": str(self._devices.mount)}
 
     async def open(self, stack_id: str, lowers: Sequence[Path], upper: Upper | None, virtual_size_bytes: int | None, cache: str) -> Stack:
         """Open layers as one device."""
-        await self._points.hit("blocks.open")
+        await self._hit("blocks.open")
         stack = self._devices.open(stack_id, tuple(lowers), upper, virtual_size_bytes, cache)
-        await self._points.hit("blocks.open:done")
+        await self._hit("blocks.open:done")
         return self._devices.describe(stack)
 
     async def stacks(self) -> list[Stack]:
         """Every open stack."""
-        await self._points.hit("blocks.stacks")
+        await self._hit("blocks.stacks")
         return [self._devices.describe(self._devices.by_id(stack_id)) for stack_id in self._devices.opened]
 
     async def seal(self, stack_id: str, fresh: Upper, sync: bool = False) -> Stack:
         """Make the upper a layer and go on with a fresh one."""
-        await self._points.hit("blocks.seal")
+        await self._hit("blocks.seal")
         stack = self._devices.seal(stack_id, fresh)
-        await self._points.hit("blocks.seal:done")
+        await self._hit("blocks.seal:done")
         return self._devices.describe(stack)
 
     async def replace(self, stack_id: str, lowers: Sequence[Path], replacement: Path) -> Stack:
         """One layer for several."""
-        await self._points.hit("blocks.replace")
+        await self._hit("blocks.replace")
         stack = self._devices.replace(stack_id, tuple(lowers), replacement)
-        await self._points.hit("blocks.replace:done")
+        await self._hit("blocks.replace:done")
         return self._devices.describe(stack)
 
     async def flush(self, stack_id: str) -> None:
         """Nothing to do beyond knowing the stack."""
-        await self._points.hit("blocks.flush")
+        await self._hit("blocks.flush")
         self._devices.by_id(stack_id)
 
     async def close_stack(self, stack_id: str, force: bool = False) -> None:
         """Close; no error when it is not open."""
-        await self._points.hit("blocks.close")
+        await self._hit("blocks.close")
         if stack_id in self._devices.stack_ids:
             self._devices.close(stack_id, force)
-        await self._points.hit("blocks.close:done")
+        await self._hit("blocks.close:done")
 
     async def capture(self, pid: int, stack_id: str, output: Path, sync: bool = False) -> Capture:
         """Write the diverged memory of a process."""
-        await self._points.hit("blocks.capture")
+        await self._hit("blocks.capture")
         pages = self._devices.capture(pid, stack_id, output)
-        await self._points.hit("blocks.capture:done")
+        await self._hit("blocks.capture:done")
         return Capture(output.stat().st_size, pages, 0, pages, 0, 0)
 
     async def import_raw(self, source: Path, output: Path) -> int:
         """A fake raw image is a layer already."""
-        await self._points.hit("blocks.import")
+        await self._hit("blocks.import")
         output.write_bytes(source.read_bytes())
         return output.stat().st_size
 
     async def commit(self, lowers: Sequence[Path], output: Path) -> int:
         """Flatten."""
-        await self._points.hit("blocks.commit")
+        await self._hit("blocks.commit")
         merged: Content = {}
         for path in lowers:
             merged.update(read_layer(path))
@@ -268,26 +288,26 @@ class FakeBlocks:
 
     async def pack(self, layer: Path, output: Path) -> Written:
         """A fake layer is packed as it is."""
-        await self._points.hit("blocks.pack")
+        await self._hit("blocks.pack")
         output.write_bytes(layer.read_bytes())
         return Written(output.stat().st_size, hashlib.sha256(output.read_bytes()).hexdigest())
 
     async def add_remote(self, output: Path, blob: RemoteBlob, login: tuple[str, str] | None = None) -> int:
         """An empty layer that remembers where it is from."""
-        await self._points.hit("blocks.add_remote")
+        await self._hit("blocks.add_remote")
         output.write_text(json.dumps({"remote": f"{blob.blobs_url}/{blob.digest}"}))
         return _SIZE_BYTES
 
     async def shrink_cache(self, size_bytes: int, dry_run: bool = False) -> int:
         """Free what is cached, as far as it is wanted."""
-        await self._points.hit("blocks.shrink_cache")
+        await self._hit("blocks.shrink_cache")
         freed = min(size_bytes, self._devices.cached_bytes)
         self._devices.cached_bytes -= 0 if dry_run else freed
         return freed
 
     async def shutdown(self, force: bool = False) -> None:
         """Close everything."""
-        await self._points.hit("blocks.shutdown")
+        await self._hit("blocks.shutdown")
         for stack_id in self._devices.opened:
             self._devices.close(stack_id, force)
 

@@ -37,6 +37,7 @@ from agentenv.secret.vault import Vault
 from agentenv.snapshot.capture import Capturer, state_file
 from agentenv.snapshot.layers import LayerStore
 from agentenv.testing.failpoints import Failpoints, InlineExecutor
+from agentenv.testing.fake_block_server import FakeBlockServer
 from agentenv.testing.fake_blocks import Content, FakeBlocks, FakeDevices, read_layer
 from agentenv.testing.fake_guest import ENVD_VERSION, FakeGuest
 from agentenv.testing.fake_orchestrator import ManualClock
@@ -154,6 +155,7 @@ class FakeNode:
             clock=self.clock,
             store=store,
             blocks=blocks,  # type: ignore[arg-type]
+            block_server=FakeBlockServer(self.devices, blocks, self.processes.ticks, points),  # type: ignore[arg-type]
             slots=FakeSlots(self.layout, self.network, points),  # type: ignore[arg-type]
             vmm=vmm,
             guest=FakeGuest(self.processes, self.network, self.clock, points),  # type: ignore[arg-type]
@@ -243,7 +245,8 @@ class FakeNode:
             await self.turn()
             resting = all(s.state in _RESTING for s in parts.store.sandboxes())
             shared = parts.shared
-            if resting and not (shared._tasks or shared.unfreed or shared._locks or self._watching_the_dead() or self._overdue()):
+            busy = shared._tasks or shared.unfreed or shared._locks or shared.troubles
+            if resting and not (busy or self._watching_the_dead() or self._overdue()):
                 break
             self.clock.advance_ms(250)
             parts.shared.expiry_changed.set()

@@ -71,6 +71,7 @@ class FakeProcesses:
         self.devices: FakeDevices | None = None
         self.violations: list[str] = []
         self._pids = itertools.count(1000)
+        self.ticks = itertools.count(1)  # when a process was started: each its own
         self._alive: dict[int, FakeProcess] = {}
 
     def alive(self) -> list[FakeProcess]:
@@ -100,7 +101,9 @@ class FakeProcesses:
         if not boots and memory != disk:
             self.violations.append(f"{spec.name} was restored from memory {memory} and disk {disk} of different instants")
         spec.work.mkdir(parents=True, exist_ok=True)
-        process = FakeProcess(ProcessId(next(self._pids), 1), spec, self.devices, memory, diverged=dict(disk) if boots else {})
+        process = FakeProcess(
+            ProcessId(next(self._pids), next(self.ticks)), spec, self.devices, memory, diverged=dict(disk) if boots else {}
+        )
         self._alive[process.process.pid] = process
         for path in (spec.memory, spec.disk):
             self.devices.map(path, 1)

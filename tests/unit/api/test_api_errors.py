@@ -71,6 +71,17 @@ def test_health_is_the_only_route_without_a_key(app: FastAPI):
     assert len(KEYED_ROUTES) >= 20 + len(unbuilt.ROUTES)
 
 
+async def test_health_tells_what_is_out_of_order(orchestrator: FakeOrchestrator, key: str):
+    troubles: dict[str, str] = {}
+    app = create_app(orchestrator, KeyRing([key]), ApiSettings("sandbox.test"), troubles=troubles)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api.test") as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        troubles["blockd"] = "the block server does not run"
+        reply = await client.get("/health")
+        assert reply.status_code == 200
+        assert reply.json() == {"status": "degraded", "troubles": {"blockd": "the block server does not run"}}
+
+
 @pytest.mark.parametrize(("method", "path"), unbuilt.ROUTES)
 async def test_unbuilt_routes_say_so(method: str, path: str, client: httpx.AsyncClient):
     message = assert_contract_error(await client.request(method, path.replace("{", "").replace("}", "")), 501, "unsupported")
