@@ -94,6 +94,7 @@ class Shared:
     expiry_retry_at_ms: dict[str, int] = field(default_factory=dict)  # not before then, after a failure
     metrics: dict[str, MetricHistory] = field(default_factory=dict)  # by sandbox id, until its row is forgotten
     troubles: dict[str, str] = field(default_factory=dict)  # by part of the node: what it cannot do now
+    heard_ms: dict[str, float] = field(default_factory=dict)  # by sandbox id: when its agent last answered anybody, by the monotonic clock
     unfreed: list[Cleanup] = field(default_factory=list)  # what could not be freed yet; `repair` tries again
     _locks: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -135,6 +136,7 @@ class Shared:
 
     def gone(self, sandbox_id: str) -> None:
         """Tell those who hold connections into a sandbox that its VM stops now."""
+        self.heard_ms.pop(sandbox_id, None)
         for listener in self.gone_listeners:
             listener(sandbox_id)
 

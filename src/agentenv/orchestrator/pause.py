@@ -1,10 +1,13 @@
 """Pause: capture a running sandbox, or its disk alone, and free its VM. If anything fails before the record, it runs on as before.
 
-The guest's agent is asked first whether it answers: memory in which it hangs would hang after every restore. For the disk
-alone the guest freezes its root file system, so that the disk mounts clean and holds everything written until then.
+The guest's agent is asked first whether it answers, unless it has just answered somebody: memory in which it hangs would hang
+after every restore. For the disk alone the guest freezes its root file system, so that the disk mounts clean and holds everything
+written until then.
 """
 
 from __future__ import annotations
+
+import math
 
 from agentenv.core.errors import AgentEnvError, Conflict, Unavailable
 from agentenv.core.ids import new_snapshot_id
@@ -22,6 +25,7 @@ from agentenv.snapshot.capture import Captured, CapturePlan
 from agentenv.vmm.driver import Vm
 
 _THAW_DEADLINE_S = 10.0
+_HEARD_MS = 1000  # an answer of the guest's agent stands for so long
 
 
 async def pause(parts: Parts, sandbox_id: str, memory: bool = True, require_healthy_guest: bool = False) -> None:
@@ -42,7 +46,7 @@ async def pause_held(parts: Parts, sandbox_id: str, memory: bool = True, require
     require_free(parts.paths.home, parts.config.limits.disk_reserve_mb << 20, "a pause")
     began_ms = parts.clock.monotonic_ms()
     with span("guest"):
-        answers = await _answers(parts, sandbox_id, sandbox.vm)
+        answers = await _answers(parts, sandbox_id, sandbox.vm, require_healthy_guest)
     if not answers and (require_healthy_guest or not memory):
         raise Unavailable(
             f"the guest of sandbox {sandbox_id} did not answer within {parts.config.guest.answer_deadline_s} s; it runs on",
@@ -52,10 +56,12 @@ async def pause_held(parts: Parts, sandbox_id: str, memory: bool = True, require
     await _pause(parts, sandbox, sandbox.vm, memory, not answers, began_ms)
 
 
-async def _answers(parts: Parts, sandbox_id: str, record: RunningVm) -> bool:
+async def _answers(parts: Parts, sandbox_id: str, record: RunningVm, ask: bool) -> bool:
     vm = live_vm(parts, sandbox_id)
     if await vm.stalled():  # by a full disk, which has room now: not the guest's fault
         await vm.resume()
+    elif not ask and parts.clock.monotonic_ms() - parts.shared.heard_ms.get(sandbox_id, -math.inf) < _HEARD_MS:
+        return True
     return await parts.guest.answers(_namespace(parts, record), parts.config.guest.answer_deadline_s)
 
 

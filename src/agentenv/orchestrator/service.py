@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from agentenv.core.errors import Conflict, Internal, InvalidInput
+from agentenv.core.errors import Conflict, Internal
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import (
     Build,
@@ -40,6 +40,7 @@ from agentenv.orchestrator import (
     pause,
     resume,
     rollback,
+    search,
     snapshot,
     templates,
     verify,
@@ -168,36 +169,21 @@ class Orchestrator:
         oldest_ms = self._parts.clock.now_ms() - _CREATIONS_KEPT_MS
         return found if found is not None and found.started_at_ms > oldest_ms else None
 
+    def heard(self, sandbox_id: str) -> None:
+        """The agent of a running sandbox has just answered somebody."""
+        self._parts.shared.heard_ms[sandbox_id] = self._parts.clock.monotonic_ms()
+
     def namespace(self, slot: int) -> str:
         """The network namespace of a slot."""
         return self._parts.slots.slot(slot).namespace
 
     async def search(self, wanted: SandboxFilter, page: Page) -> tuple[list[Sandbox], str | None]:
-        """Filter first, then order, then cut."""
-        found = [s for s in self._parts.store.sandboxes() if self._matches(s, wanted)]
-        found.sort(key=lambda s: (s.started_at_ms, s.sandbox_id), reverse=not page.ascending)
-        if page.after is not None:
-            cut = _position(page.after)
-            found = [
-                s for s in found if ((s.started_at_ms, s.sandbox_id) > cut if page.ascending else (s.started_at_ms, s.sandbox_id) < cut)
-            ]
-        shown = found[: page.limit]
-        more = len(found) > page.limit
-        return shown, f"{shown[-1].started_at_ms}:{shown[-1].sandbox_id}" if more else None
+        """One page of those that are meant."""
+        return search.search(self._parts, wanted, page)
 
     async def count(self, wanted: SandboxFilter) -> int:
         """How many there are in all."""
-        return sum(1 for s in self._parts.store.sandboxes() if self._matches(s, wanted))
-
-    @staticmethod
-    def _matches(sandbox: Sandbox, wanted: SandboxFilter) -> bool:
-        return (
-            sandbox.purpose == "sandbox"
-            and VISIBLE.get(sandbox.state) in wanted.states
-            and all(sandbox.metadata.get(k) == v for k, v in wanted.metadata.items())
-            and (wanted.template is None or wanted.template in (sandbox.template_id, sandbox.template_name))
-            and (wanted.started_after_ms is None or sandbox.started_at_ms >= wanted.started_after_ms)
-        )
+        return search.count(self._parts, wanted)
 
     async def set_timeout(self, sandbox_id: str, timeout_s: int) -> None:
         """Expire `timeout_s` from now; 0 acts before this returns."""
@@ -353,10 +339,3 @@ class Orchestrator:
 
     async def _whole(self, work: Coroutine[Any, Any, T], name: str) -> T:
         return await asyncio.shield(self._parts.shared.background(work, name))
-
-
-def _position(after: str) -> tuple[int, str]:
-    started_ms, _, sandbox_id = after.partition(":")
-    if not started_ms.isdigit():
-        raise InvalidInput(f"page position {after!r} is not one this server gave out")
-    return int(started_ms), sandbox_id

@@ -202,7 +202,9 @@ async def _introduce(
     )
     hello = parts.guest.initialise(slot.namespace, identity, deadline_s, boots, clock_behind_ms)
     with span("guest"):
-        return await unless(vm.ended(), hello, _lost)
+        version = await unless(vm.ended(), hello, _lost)
+    parts.shared.heard_ms[sandbox.sandbox_id] = parts.clock.monotonic_ms()
+    return version
 
 
 def _lost(why: str) -> Internal:

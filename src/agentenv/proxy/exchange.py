@@ -347,6 +347,8 @@ class Exchange:
     def _finish(self, tidy: bool) -> None:
         """The response is complete. `tidy` is false if the upstream sent more than it should have."""
         upstream, client = self.upstream, self.client
+        if self._route is not None and self._route.heard is not None:
+            self._route.heard()
         reusable = tidy and self._upstream_keep_alive and self.request_done
         self.upstream = None
         if upstream is not None:

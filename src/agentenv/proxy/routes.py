@@ -114,13 +114,15 @@ class Route:
 
     `dial` returns a non-blocking stream socket, connected or connecting, and the proxy owns it from then on. It may raise OSError;
     ConnectionRefusedError means that the port is closed. `closed` is shared by all routes of one run of the sandbox.
-    `mask_host` replaces Host, `${PORT}` in it standing for the port. `traffic_token` guards every port but envd's.
+    `mask_host` replaces Host, `${PORT}` in it standing for the port. `traffic_token` guards every port but envd's. `heard` is told of each
+    answer that is complete; it must not raise.
     """
 
     dial: Callable[[], Awaitable[socket.socket]]
     closed: CloseSignal
     mask_host: str | None = None
     traffic_token: str | None = None
+    heard: Callable[[], None] | None = None
 
 
 class ProxyRefusal(Exception):

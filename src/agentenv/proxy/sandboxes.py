@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 
 from agentenv.core.errors import NotFound
 from agentenv.core.ids import same_secret
@@ -84,7 +85,8 @@ class SandboxRoutes:
         signal = self._signals.get(sandbox.sandbox_id)
         if signal is None:
             signal = self._signals[sandbox.sandbox_id] = CloseSignal()
-        return Route(dial, signal, sandbox.network.mask_request_host, sandbox.traffic_token)
+        heard = partial(self._orchestrator.heard, sandbox.sandbox_id) if target.port == ENVD_PORT else None
+        return Route(dial, signal, sandbox.network.mask_request_host, sandbox.traffic_token, heard)
 
     def _gone(self, sandbox_id: str) -> None:
         signal = self._signals.pop(sandbox_id, None)

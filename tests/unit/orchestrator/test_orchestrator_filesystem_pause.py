@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.errors import GuestUnresponsive, SnapshotOfAnotherHost, Unavailable
+from agentenv.core.errors import GuestUnresponsive, Internal, SnapshotOfAnotherHost, Unavailable
 from agentenv.core.lifecycle import State
 from agentenv.testing.fake_node import FakeNode
 
@@ -82,6 +82,7 @@ async def test_a_guest_that_does_not_answer(node: FakeNode, memory: bool, requir
     """The disk alone is never taken from it; its memory is, unless the caller minds, and then serves for nothing."""
     sandbox_id = await node.create()
     node.process(sandbox_id).hung = True
+    node.clock.advance_ms(1000)  # since it was heard of
     if require or not memory:
         with pytest.raises(Unavailable, match="did not answer"):
             await node.orchestrator.pause(sandbox_id, memory, require)
@@ -101,6 +102,34 @@ async def test_a_guest_that_does_not_answer(node: FakeNode, memory: bool, requir
     assert not sandbox.guest_unresponsive
     await node.quiesce()
     assert node.problems() == []
+
+
+@pytest.mark.parametrize(("heard_ago_ms", "require", "asked"), [(0, False, 0), (999, False, 0), (1000, False, 1), (0, True, 1)])
+@pytest.mark.parametrize("heard", ["start", "traffic", "never"])
+async def test_a_guest_that_has_just_answered_is_not_asked_again(
+    node: FakeNode, heard: str, heard_ago_ms: int, require: bool, asked: int
+) -> None:
+    """Unless the caller minds; a server that has just taken over has heard nothing."""
+    sandbox_id = await node.create()
+    if heard != "start":
+        node.clock.advance_ms(5000)
+    if heard == "traffic":
+        node.orchestrator.heard(sandbox_id)
+    node.clock.advance_ms(heard_ago_ms)
+    before = node.points.passed.count("guest.answers")
+    await node.orchestrator.pause(sandbox_id, True, require)
+    assert node.points.passed.count("guest.answers") - before == (1 if heard == "never" else asked)
+    assert not node.row(sandbox_id).guest_unresponsive
+    assert sandbox_id not in node.parts.shared.heard_ms, "what one life of its VM has answered says nothing of the next"
+
+
+async def test_a_pause_that_failed_asks_the_guest_when_it_is_repeated(node: FakeNode) -> None:
+    sandbox_id = await node.create()
+    node.points.fail("blocks.seal")
+    with pytest.raises(Internal):
+        await node.orchestrator.pause(sandbox_id)
+    await node.orchestrator.pause(sandbox_id)
+    assert node.points.passed.count("guest.answers") == 1
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -205,6 +205,7 @@ class Table:
         self.resolve_delay_s = 0.0
         self.resolved = 0
         self.dials = 0
+        self.heard = 0
         self.resumed = 0
         self.error = None
 
@@ -233,7 +234,10 @@ class Table:
                 sock.connect(("127.0.0.1", target.port))
             return sock
 
-        return Route(dial, sandbox.closed, mask_host=sandbox.mask_host, traffic_token=sandbox.token)
+        def heard():
+            self.heard += 1
+
+        return Route(dial, sandbox.closed, mask_host=sandbox.mask_host, traffic_token=sandbox.token, heard=heard)
 
 
 class FastTable(Table):

@@ -66,6 +66,7 @@ async def test_upstream_death_in_mid_response_is_seen_as_such(rig, start, seen, 
     await client.head()
     assert await cut(client)
     assert rig.outcomes()["upstream_lost"] == 1
+    assert rig.table.heard == 0, "an answer that broke off says nothing good of who gave it"
 
 
 @pytest.mark.parametrize(("start", "seen"), STREAM_STARTS)

@@ -224,3 +224,13 @@ async def test_the_mask_of_the_host_reaches_the_route(node: FakeNode, routes: Sa
     plain = await node.create()
     assert (await _ask(routes, masked)).mask_host == "localhost:${PORT}"
     assert (await _ask(routes, plain)).mask_host is None
+
+
+@pytest.mark.parametrize(("port", "heard"), [(ENVD_PORT, True), (APP_PORT, False)])
+async def test_only_answers_of_its_agent_tell_that_the_guest_is_well(node: FakeNode, routes: SandboxRoutes, port: int, heard: bool) -> None:
+    sandbox_id = await node.create()
+    node.clock.advance_ms(5000)
+    route = await _ask(routes, sandbox_id, port)
+    if route.heard is not None:
+        route.heard()
+    assert (node.parts.shared.heard_ms[sandbox_id] == node.clock.monotonic_ms()) is heard

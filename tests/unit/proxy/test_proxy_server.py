@@ -47,6 +47,7 @@ async def test_servers_share_a_bound_socket(rig):
     assert (await (await rig.client()).ask(request(upstream))).status == 200
     await servers[0].close(0)
     assert (await (await rig.client()).ask(request(upstream))).status == 200
+    assert rig.table.heard == 2
     await servers[1].close(0)
 
 
