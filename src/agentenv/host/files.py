@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from agentenv.core.errors import Conflict, StorageFull
 from agentenv.core.storage import DiskUse
 
 _WARM_CHUNK_BYTES = 1 << 20
+_COPY_CHUNK_BYTES = 1 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -39,6 +41,34 @@ def own_folder(folder: Path, mode: int = 0o700) -> None:
     """Make `folder` if need be, with `mode`, by default for its owner alone; one that is there gets it, too."""
     folder.mkdir(parents=True, exist_ok=True, mode=mode)
     folder.chmod(mode)
+
+
+def take(made: Path, path: Path, limit_bytes: int) -> int:
+    """Move a file that a confined program has made to the new file `path`, and return its size in bytes.
+
+    The program may be hostile: nothing but a regular file of at most `limit_bytes` is taken, never what a link leads to.
+    OSError otherwise; then there is no `path`.
+    """
+    source = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(source, "rb") as content:
+        if not stat.S_ISREG(os.fstat(source).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(made))
+        size_bytes = 0
+        try:
+            with path.open("xb") as target:
+                path.chmod(0o444)  # a jail may read it as another user
+                while chunk := content.read(_COPY_CHUNK_BYTES):
+                    size_bytes += len(chunk)
+                    if size_bytes > limit_bytes:
+                        raise OSError(errno.EFBIG, f"more than {limit_bytes} bytes", str(made))
+                    target.write(chunk)
+        except FileExistsError:
+            raise
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    made.unlink(missing_ok=True)
+    return size_bytes
 
 
 def require_free(folder: Path, needed_bytes: int, purpose: str) -> None:

@@ -4,12 +4,17 @@ Guest memory is a private mapping of `spec.memory`, whose file is never written.
 (`xen-save-devices-state`) and loaded by `-incoming file:`, after which QEMU runs the guest by itself.
 Machine options that look odd each avoid a trap: the TSC is not calibrated but told (`tsc_early_khz`, nothing can
 calibrate it under emulation), there is no PIT and no PIC, and `acpi=on` is how Debian's kernel finds virtio-mmio devices.
+
+QEMU opens what it needs as root and then gives all of it up before the guest runs: a user of its own for each network namespace,
+its working folder as root directory, no program started and no privilege regained (seccomp). What it writes by itself goes
+to `<work>/out`, the only folder it may change, and is taken from there as bytes of a stranger.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -19,9 +24,11 @@ from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, StorageFu
 from agentenv.core.model import VmIdentity
 from agentenv.core.spans import span
 from agentenv.core.tasks import unless
-from agentenv.host import process
+from agentenv.host import files, process
+from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
 from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.vmm.jail import user_of
 from agentenv.vmm.qmp import Qmp, QmpError
 
 _MONITOR_DEADLINE_S = 10.0
@@ -29,6 +36,9 @@ _START_DEADLINE_S = 30.0  # loading a state takes milliseconds; a host that is o
 _STATUS_POLL_S = 0.001
 _NOT_YET = ("inmigrate", "prelaunch")
 _STATE_ROOM_BYTES = 4 << 20  # a device state is about 5 kB; below this much free space a failed save means a full disk
+_STATE_BYTES_MAX = 64 << 20
+_OUT = "out"
+_SECCOMP = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"  # `elevateprivileges=deny` would forbid it to give up being root
 _CONSOLE_RING = f"ringbuf,size={64 << 10}"  # bytes
 
 #: Emulated CPU. `max` less the widest vectors: fewer of them saved, translated and probed makes restores faster.
@@ -55,6 +65,8 @@ class QemuVm:
         self._spec = spec
         self._qmp: Qmp | None = None
         self._connecting = asyncio.Lock()
+        self._log = CappedLog(spec.work / "output", spec.work / "vmm.log")
+        self._log.start()
 
     async def wait_started(self) -> None:
         """Return when the guest's CPUs run. Only then does QEMU pass on what is sent to the guest: it drops anything before."""
@@ -94,8 +106,8 @@ class QemuVm:
     async def save_state(self, path: Path) -> None:
         """Write device and CPU state of the paused VM to `path`."""
         try:
-            await self._call("xen-save-devices-state", filename=str(path), live=False)
-            if path.stat().st_size == 0:
+            await self._call("xen-save-devices-state", filename=f"/{_OUT}/state", live=False)
+            if await asyncio.to_thread(files.take, self._spec.work / _OUT / "state", path, _STATE_BYTES_MAX) == 0:
                 raise QmpError("QEMU wrote an empty state file")
         except (QmpError, OSError) as error:
             path.unlink(missing_ok=True)
@@ -111,10 +123,12 @@ class QemuVm:
     async def ended(self) -> str:
         """Return, with a reason, when the process is gone."""
         await process.wait_ended(self.process)
+        self._log.take()
         return _last_words(self._spec.work) or "the guest powered off or its VMM was killed"
 
     async def close(self) -> None:
-        """Close the monitor connection; the VM goes on."""
+        """Close the monitor connection and stop keeping its log; the VM goes on."""
+        self._log.close()
         if self._qmp is not None:
             await self._qmp.close()
             self._qmp = None
@@ -151,11 +165,8 @@ class QemuDriver:
         return QemuVm(process_id, spec)
 
     async def _start(self, spec: VmSpec, console: str, extra: list[str]) -> QemuVm:
-        spec.work.mkdir(parents=True, exist_ok=True)
-        argv = [*command_line(self._settings, spec, console), *extra]
-        log = spec.work / "vmm.log"
         with span("spawn"):
-            pid = await asyncio.to_thread(process.spawn, argv, log, spec.work, spec.namespace, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+            pid = await asyncio.to_thread(_spawn, [*command_line(self._settings, spec, console), *extra], spec)
         vm = QemuVm(pid, spec)
         try:
             with span("load"):
@@ -187,9 +198,11 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
     memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
     # A block device past the host's page cache, as the file is by itself: what the guest wrote must be in the stack when it is sealed.
     cache = "none" if spec.disk.is_block_device() else "writeback"
-    drive = f"id=root,file={spec.disk},format=raw,if=none,cache={cache},aio=threads,discard=unmap,file.locking=off"
+    # Opened for writing at once: by the time the guest writes, QEMU is nobody who could open it.
+    drive = f"id=root,file={spec.disk},format=raw,if=none,cache={cache},aio=threads,discard=unmap,file.locking=off,auto-read-only=off"
     network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
     kind, options = console.split(",", 1)
+    user = user_of(spec.namespace)
     return [
         *s.argv,
         *("-name", f"{spec.name},process=aenv-vm"),
@@ -202,7 +215,21 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
         *("-device", "virtio-rng-device"),
         *("-global", "migration.send-configuration=off"),
         *("-qmp", f"unix:{spec.work / 'qmp.sock'},server=on,wait=off"),
+        *("-run-with", f"user={user}:{user},chroot={spec.work}", "-sandbox", _SECCOMP),
     ]
+
+
+def _spawn(argv: list[str], spec: VmSpec) -> ProcessId:
+    user = user_of(spec.namespace)
+    out = spec.work / _OUT
+    out.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.chown(out, user, user)
+    output = open_for_program(spec.work / "output")
+    try:
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        return process.spawn(argv, spec.work / "vmm.log", spec.work, spec.namespace, environment, output)
+    finally:
+        os.close(output)
 
 
 def _last_words(work: Path) -> str:

@@ -63,3 +63,45 @@ def test_a_file_system_is_written_out_by_any_of_its_folders(tmp_path: Path) -> N
         files.write_out(tmp_path / "nothing")
     with pytest.raises(NotADirectoryError):
         files.write_out(tmp_path / "file")
+
+
+def test_what_a_confined_program_made_is_taken_once(tmp_path: Path) -> None:
+    made, path = tmp_path / "made", tmp_path / "taken"
+    made.write_bytes(b"state")
+    assert files.take(made, path, 5) == 5
+    assert (path.read_bytes(), made.exists()) == (b"state", False)
+    made.write_bytes(b"again")
+    with pytest.raises(FileExistsError):
+        files.take(made, path, 5)
+    assert path.read_bytes() == b"state"
+
+
+@pytest.mark.parametrize("trick", ["link", "dangling", "fifo", "folder", "too large", "nothing"])
+def test_a_trick_of_a_confined_program_is_not_taken(tmp_path: Path, trick: str) -> None:
+    made, path, secret = tmp_path / "made", tmp_path / "taken", tmp_path / "secret"
+    secret.write_bytes(b"key")
+    match trick:
+        case "link":
+            made.symlink_to(secret)
+        case "dangling":
+            made.symlink_to(tmp_path / "nowhere")
+        case "fifo":
+            os.mkfifo(made)
+        case "folder":
+            made.mkdir()
+        case "too large":
+            made.write_bytes(b"x" * 101)
+    with pytest.raises(OSError, match=r"\w"):
+        files.take(made, path, 100)
+    assert not path.exists()
+    assert secret.read_bytes() == b"key"
+
+
+def test_a_folder_of_ones_own_is_closed_to_others(tmp_path: Path) -> None:
+    open_before = tmp_path / "was-there"
+    open_before.mkdir(mode=0o755)
+    for folder in (open_before, tmp_path / "new" / "one"):
+        files.own_folder(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    files.own_folder(open_before, 0o711)
+    assert open_before.stat().st_mode & 0o777 == 0o711

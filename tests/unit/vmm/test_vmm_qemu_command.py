@@ -9,16 +9,44 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.model import Machine
+from agentenv.host import netns
 from agentenv.vmm.driver import VmSpec
 from agentenv.vmm.qemu import QemuSettings, command_line
+
+
+@pytest.fixture(autouse=True)
+def namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns, "ROOT", tmp_path / "netns")
+    (tmp_path / "netns").mkdir()
+    for name in ("ns", "other"):
+        (tmp_path / "netns" / name).touch()
+
+
+def line_of(tmp_path: Path, disk: Path, namespace: str = "ns") -> list[str]:
+    spec = VmSpec("vm", tmp_path, Machine(1, 128, 1024), tmp_path / "memory", disk, namespace, "tap0", "02:00:00:00:00:01")
+    return command_line(QemuSettings(("qemu",), "10.0.2", "tcg", 1, 64), spec, "ringbuf,size=65536")
 
 
 @pytest.mark.parametrize(("kind", "cache"), [(stat.S_IFREG, "writeback"), (stat.S_IFBLK, "none")])
 def test_a_block_device_is_used_past_the_page_cache(tmp_path: Path, kind: int, cache: str) -> None:
     disk = tmp_path / "disk"
     os.mknod(disk, kind | 0o600, os.makedev(7, 250))
-    spec = VmSpec("vm", tmp_path, Machine(1, 128, 1024), tmp_path / "memory", disk, "ns", "tap0", "02:00:00:00:00:01")
-    line = command_line(QemuSettings(("qemu",), "10.0.2", "tcg", 1, 64), spec, "ringbuf,size=65536")
+    line = line_of(tmp_path, disk)
     [drive] = [word for word in line if word.startswith("id=root")]
     assert f"cache={cache}" in drive.split(",")
     assert f"file={disk}" in drive.split(",")
+
+
+def test_it_gives_up_being_root_and_its_view_of_the_host(tmp_path: Path) -> None:
+    users = set()
+    for namespace in ("ns", "other"):
+        line = line_of(tmp_path, tmp_path / "disk", namespace)
+        confined = dict(word.split("=", 1) for word in line[line.index("-run-with") + 1].split(","))
+        assert confined["chroot"] == str(tmp_path)
+        user, group = map(int, confined["user"].split(":"))
+        assert user == group > 65536, "no user that could exist"
+        users.add(user)
+        assert line[line.index("-sandbox") + 1].startswith("on,")
+        [drive] = [word for word in line if word.startswith("id=root")]
+        assert "auto-read-only=off" in drive, "opened anew when it is written to first, by somebody who may not"
+    assert len(users) == 2, "an escaped VMM must not be the user of another"
