@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentenv.api.app import create_app
@@ -21,7 +22,7 @@ from agentenv.block import supervisor
 from agentenv.config.schema import Config
 from agentenv.core.built_in import BASE
 from agentenv.core.clock import SystemClock
-from agentenv.core.errors import AgentEnvError, Conflict, Unsupported
+from agentenv.core.errors import AgentEnvError, Conflict, Unavailable, Unsupported
 from agentenv.core.ids import new_api_key
 from agentenv.core.model import VmIdentity
 from agentenv.core.paths import NodePaths
@@ -50,6 +51,7 @@ from agentenv.proxy.sandboxes import SandboxRoutes
 from agentenv.proxy.server import ProxyServer
 from agentenv.proxy.tls import TlsIdentity, keep_fresh
 from agentenv.secret.vault import Vault
+from agentenv.serving import Doors, Starter, until_replaced
 from agentenv.snapshot.capture import Capturer
 from agentenv.snapshot.layers import LayerStore
 from agentenv.store.sqlite import Store
@@ -237,20 +239,35 @@ def _parts(
     )
 
 
-def serve(config: Config) -> None:
-    """Run the server until SIGTERM or SIGINT. VMs and blockd go on afterwards."""
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """What a server has of the one before it, and owes the one after it; see `serving`."""
+
+    ready: Callable[[list[int]], None]
+    """Called once, when requests are served, with copies of the listeners, which it closes."""
+    start_next: Starter
+    inherited: list[socket.socket] = field(default_factory=list)
+
+
+def serve(config: Config, succession: Succession) -> None:
+    """Run the server until SIGTERM or SIGINT, or until SIGUSR2 has brought the next. VMs and blockd go on afterwards.
+
+    Unavailable when the next server did not come to serve.
+    """
     import uvloop
 
-    uvloop.run(_serve(config))
+    if not uvloop.run(_serve(config, succession)):
+        raise Unavailable("the next server did not come to serve, and this one has closed the node", "`aenv up` starts a server")
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, succession: Succession) -> bool:
     paths = paths_of(config)
-    stop = asyncio.Event()
+    stop, make_way = asyncio.Event(), asyncio.Event()
     raise_open_files()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGUSR2, make_way.set)
     assets = await asyncio.to_thread(ensure_assets, config, lambda *_: None)
     async with _node(config, assets) as parts:
         orchestrator = Orchestrator(parts)
@@ -262,13 +279,15 @@ async def _serve(config: Config) -> None:
         api = api_server(create_app(orchestrator, KeyRing.from_file(paths.api_key), settings, troubles=parts.shared.troubles))
         listener = bind_unix(paths.api_socket)
         api_task = asyncio.create_task(api.serve(sockets=[listener]), name="api")
-        proxy = ProxyServer(SandboxRoutes(orchestrator), paths.api_socket, ProxySettings(domains=(settings.domain, "localhost")))
-        await proxy.start(config.api.host, config.api.port)
+        routes = SandboxRoutes(orchestrator)
+        proxy = ProxyServer(routes, paths.api_socket, ProxySettings(domains=(settings.domain, "localhost")))
+        doors = Doors(proxy, routes, succession.inherited)
+        await doors.open(config.api.host, config.api.port)
         _log.info("serving on %s port %d", config.api.host, config.api.port)
-        certificate_task = await _serve_tls(config, proxy)
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({stopped, api_task}, return_when=asyncio.FIRST_COMPLETED)
-        await proxy.close(_CLOSE_DEADLINE_S)
+        certificate_task = await _serve_tls(config, doors)
+        succession.ready(doors.all_open())
+        if not await until_replaced(doors, succession.start_next, stop, make_way, api_task):
+            await proxy.close(_CLOSE_DEADLINE_S)
         if certificate_task is not None:
             certificate_task.cancel()
         api.should_exit = True
@@ -278,15 +297,16 @@ async def _serve(config: Config) -> None:
         await orchestrator.close()
         await parts.volumes.close()
         await parts.slots.close()
+    return await doors.see_out(config.api.drain_minutes * 60, stop)
 
 
-async def _serve_tls(config: Config, proxy: ProxyServer) -> asyncio.Task[None] | None:
+async def _serve_tls(config: Config, doors: Doors) -> asyncio.Task[None] | None:
     """Open the TLS listener if the settings ask for one; the task keeps its certificate fresh."""
     port = config.api.tls_listen_port
     if port is None:
         return None
     identity = tls_identity(config)
-    await proxy.start(config.api.host, port, ssl_context=identity.context)
+    await doors.open(config.api.host, port, identity.context)
     _log.info("serving https://api.%s on %s port %d", config.api.client_domain, config.api.host, port)
     return asyncio.create_task(keep_fresh(identity), name="certificate")
 

@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from agentenv.cli.exits import CliError, Exit
 from agentenv.cli.node import node_paths, node_url, read_record, remove_record, write_record
 from agentenv.host.listeners import describe_holder
 
 if TYPE_CHECKING:
     from agentenv.config.schema import Config
+    from agentenv.serving import Turn
 
 HEALTH_DEADLINE_S = 90.0
 """Longest start: opening the store, adopting what runs and starting the storage daemon; seconds on a busy machine."""
@@ -173,9 +176,12 @@ def log_tail(log: Path, offset: int = 0) -> str:
 
 def stop(config: Config, report: Callable[[str], None]) -> None:
     """End the recorded server: SIGTERM, and SIGKILL after a deadline. Says so when there is none. Its sandboxes go on."""
+    from agentenv.cli.succession import end_formers
     from agentenv.host.process import ProcessId, kill
 
     record = read_record(config)
+    if formers := end_formers(config, lambda one: kill(one, KILL_DEADLINE_S, term_first_s=STOP_DEADLINE_S)):
+        report(f"ended {formers} former server(s) with the streams they had")
     if record is None or not record.is_alive():
         report("the server is not running")
         return
@@ -185,14 +191,29 @@ def stop(config: Config, report: Callable[[str], None]) -> None:
     report(f"stopped the server, pid {record.pid}{how}")
 
 
-def serve_here(config: Config) -> None:
-    """Be the server: record this process, serve until told to stop, remove the record."""
+def serve_here(config: Config, inherited: list[socket.socket] | None = None, turn: Turn | None = None) -> None:
+    """Be the server: record this process, serve until told to stop or replaced, remove the record.
+
+    `inherited` are listening sockets that were handed over; `turn` is the talk with the server that this one replaces.
+    """
     from agentenv import wiring
+    from agentenv.cli.succession import remember_former, starter
+    from agentenv.host.notify import notify
+
+    def ready(listeners: list[int]) -> None:
+        notify("FDSTORE=1", "FDNAME=listener", descriptors=listeners)  # kept for the next server if this one is killed
+        notify("READY=1", f"MAINPID={os.getpid()}", "STATUS=serving")
+        for fd in listeners:
+            os.close(fd)
+        if turn is not None:
+            turn.serving()
 
     _log_to_stderr()
+    if turn is not None:
+        remember_former(config)
     write_record(config)
     try:
-        wiring.serve(config)
+        wiring.serve(config, wiring.Succession(ready, starter(config), inherited or []))
     finally:
         record = read_record(config)
         if record is not None and record.pid == os.getpid():
@@ -208,19 +229,37 @@ def _log_to_stderr() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request to the storage daemon
 
 
-def main() -> None:
+@click.command(add_help_option=False)
+@click.option("--listeners", default="", help="Descriptors of listening sockets, joined by commas.")
+@click.option("--turn", "turn_fd", type=int, help="Descriptor of the talk with the server that this one replaces.")
+def main(listeners: str, turn_fd: int | None) -> None:
     """The detached server process; its output is the log."""
     from agentenv.cli.node import load_config
     from agentenv.cli.output import fail
     from agentenv.core.errors import AgentEnvError
+    from agentenv.host.listeners import adopt
+    from agentenv.serving import Turn
 
     try:
-        serve_here(load_config())
+        config = load_config()
+        inherited = adopt(int(fd) for fd in listeners.split(",") if fd)
+        turn = None if turn_fd is None else Turn(turn_fd)
+        if turn is not None:
+            _get_ready(config)
+            turn.take()
+        serve_here(config, inherited, turn)
     except AgentEnvError as error:
         fail(error.message, error.hint)
         sys.exit(Exit.FAILURE)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+
+
+def _get_ready(config: Config) -> None:
+    """What can go wrong of a start while another server still has the node goes wrong now."""
+    from agentenv import wiring
+
+    wiring.ensure_assets(config, lambda *_: None)
 
 
 if __name__ == "__main__":

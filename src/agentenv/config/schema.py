@@ -47,6 +47,9 @@ class ApiConfig(_Section):
         "", description="PEM file with the certificate chain for `<domain>` and `*.<domain>`; empty: the node's own CA makes one."
     )
     tls_key: str = Field("", description="PEM file with the private key of `tls_cert`.")
+    drain_minutes: int = Field(
+        60, ge=0, le=1440, description="How long a server that was replaced (`aenv reload`) serves the streams it has, minutes."
+    )
     max_timeout_hours: int = Field(24, ge=1, le=8760, description="Longest timeout a caller may ask for, hours.")
 
     @field_validator("domain")

@@ -61,6 +61,14 @@ def exists(name: str) -> bool:
     return (ROOT / name).exists()
 
 
+def number(name: str) -> int:
+    """What tells namespace `name` from any other that exists at the same time, of whatever name; 0 when there is none."""
+    try:
+        return (ROOT / name).stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
 def names(prefix: str) -> list[str]:
     """Names of the namespaces that start with `prefix`."""
     return sorted(entry.name for entry in ROOT.glob(prefix + "*")) if ROOT.is_dir() else []

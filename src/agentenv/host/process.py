@@ -51,11 +51,13 @@ def spawn(
     namespace: str | None = None,
     env: Mapping[str, str] | None = None,
     output: int | None = None,
+    keep: Sequence[int] = (),
 ) -> ProcessId:
     """Start a detached program with stdout and stderr appended to `log`, or to the open file `output`, which stays the caller's.
 
-    `namespace` names a network namespace it runs in. The child is made by vfork (no pre-exec code), so the cost does
-    not grow with our memory. Blocks for about a millisecond: call it from a worker thread. HostNotReady: no such program.
+    `namespace` names a network namespace it runs in; it gets the open files `keep` under the same numbers. The child is made by vfork
+    (no pre-exec code), so the cost does not grow with our memory. Blocks for about a millisecond: call it from a worker thread.
+    HostNotReady: no such program.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -71,6 +73,7 @@ def spawn(
                 cwd=cwd,
                 env=None if env is None else dict(env),
                 start_new_session=True,
+                pass_fds=tuple(keep),
             )
         except OSError as error:  # of the program or of `cwd`: the error names which
             cause = f"{error.strerror}: {error.filename}"

@@ -366,7 +366,7 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse_head(None, HeadError(408, "The request head did not arrive in time"))
             elif idle_s > settings.stream_idle_s:
                 self.abort(reset=False)
-        elif idle_s > settings.keepalive_idle_s:
+        elif idle_s > (settings.leaving_idle_s if self.server.closing else settings.keepalive_idle_s):
             self._close_gracefully()
 
     def _queued(self) -> int:

@@ -31,9 +31,13 @@ class Dispatcher:
         self._api_route = api_route
         self._pool = pool
         self._settings = settings
+        self.successor: Route | None = None
+        """Once set, every new request goes there: to another proxy of this node."""
 
     def route_now(self, target: SandboxTarget | None, info: RequestInfo) -> Route | None:
         """The route, admitted, if it is known without waiting. Raises ProxyRefusal."""
+        if self.successor is not None:
+            return self.successor
         if target is None:
             return self._api_route
         if self._fast is None:
@@ -54,6 +58,8 @@ class Dispatcher:
         except TimeoutError as error:
             raise pages.plain(504, "Finding or resuming the sandbox took too long") from error
         except AgentEnvError as error:
+            if self.successor is not None:
+                return self.successor  # the table has been closed meanwhile
             raise pages.from_error(error, target.sandbox_id) from error
         self._admit(route, target, info)
         return route
@@ -75,19 +81,20 @@ class Dispatcher:
     ) -> UpstreamConnection:
         """A new connection, owned by the caller. `on_closed` runs if the sandbox's run ends meanwhile. Raises ProxyRefusal."""
         limit = self._settings.connections_per_sandbox
-        if target is not None and len(route.closed) >= limit:
-            raise pages.too_many_connections(target.sandbox_id, limit)
+        guest = target if not route.through else None
+        if guest is not None and len(route.closed) >= limit:
+            raise pages.too_many_connections(guest.sandbox_id, limit)
         route.closed.subscribe(on_closed)
         try:
-            delays = API_DIAL_DELAYS_MS if target is None else DIAL_DELAYS_MS
+            delays = API_DIAL_DELAYS_MS if guest is None else DIAL_DELAYS_MS
             make = partial(kind, _key(target, route, kind), route, self._pool)
             return await open_upstream(make, route, delays, self._settings.dial_timeout_s)
         except OSError as error:
-            if target is None:
+            if guest is None:
                 raise pages.api_down() from error
             if not is_unreachable(error):
-                log.warning("dialling port %d of sandbox %s failed: %s", target.port, target.sandbox_id, error)
-            raise pages.port_not_open(target) from error
+                log.warning("dialling port %d of sandbox %s failed: %s", guest.port, guest.sandbox_id, error)
+            raise pages.port_not_open(guest) from error
         finally:
             route.closed.unsubscribe(on_closed)
 
@@ -101,4 +108,6 @@ def refusal_for(error: Exception) -> ProxyRefusal:
 
 
 def _key(target: SandboxTarget | None, route: Route, kind: type[UpstreamConnection]) -> Hashable:
-    return API_KEY if target is None else (route.closed, target.port, kind)
+    if target is None and not route.through:
+        return API_KEY
+    return route.closed, 0 if target is None else target.port, kind

@@ -142,7 +142,8 @@ class Exchange:
         """Resolve if still needed, dial, attach; every way out but success answers the client."""
         dispatcher = self.client.server.dispatcher
         try:
-            route, upstream = self._route, None
+            route, upstream = dispatcher.successor or self._route, None
+            self._route = route
             if route is None:
                 assert self.target is not None
                 route = self._route = await dispatcher.route_later(self.target, RequestInfo(self.head, self.client.host))
@@ -201,9 +202,10 @@ class Exchange:
         if self._route is not None and self._route.mask_host and target is not None:
             mask = self._route.mask_host.replace("${PORT}", str(target.port)).encode("latin-1")
         guarded = target is None or target.port == ENVD_PORT
+        keeps_token = guarded or (self._route is not None and self._route.through)
         if guarded and head.upgrade and head.upgrade.lower() != b"websocket":
             self._upgrade = b""  # such a tunnel would carry requests past the routing and the path guard
-        return Forwarding(client.host_bytes, client.proto, client.server.settings.trust_forwarded, mask, not guarded, self._upgrade)
+        return Forwarding(client.host_bytes, client.proto, client.server.settings.trust_forwarded, mask, not keeps_token, self._upgrade)
 
     @property
     def request_done(self) -> bool:

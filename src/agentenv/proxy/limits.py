@@ -71,6 +71,8 @@ class ProxySettings:
     """A TLS handshake, from the accept to its end."""
     keepalive_idle_s: float = 620.0
     """A client connection between requests; official clients keep theirs 300 s, load balancers up to 600 s."""
+    leaving_idle_s: float = 30.0
+    """The same in a server that has made way for another, which takes the next request anyway."""
     stream_idle_s: float = 3600.0
     """An exchange or tunnel with no byte moved in either direction; must stay >= 600 s (contract section 1.6)."""
     half_closed_idle_s: float = 60.0

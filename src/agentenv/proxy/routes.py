@@ -115,7 +115,7 @@ class Route:
     `dial` returns a non-blocking stream socket, connected or connecting, and the proxy owns it from then on. It may raise OSError;
     ConnectionRefusedError means that the port is closed. `closed` is shared by all routes of one run of the sandbox.
     `mask_host` replaces Host, `${PORT}` in it standing for the port. `traffic_token` guards every port but envd's. `heard` is told of each
-    answer that is complete; it must not raise.
+    answer that is complete; it must not raise. `through` leads to another proxy of this node, which routes and guards by itself.
     """
 
     dial: Callable[[], Awaitable[socket.socket]]
@@ -123,6 +123,7 @@ class Route:
     mask_host: str | None = None
     traffic_token: str | None = None
     heard: Callable[[], None] | None = None
+    through: bool = False
 
 
 class ProxyRefusal(Exception):

@@ -30,6 +30,7 @@ class SandboxRoutes:
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._signals: dict[str, CloseSignal] = {}
+        self._namespaces: dict[str, tuple[str, int]] = {}
         orchestrator.on_gone(self._gone)
 
     def resolve_now(self, target: SandboxTarget, request: RequestInfo) -> Route | None:
@@ -85,10 +86,18 @@ class SandboxRoutes:
         signal = self._signals.get(sandbox.sandbox_id)
         if signal is None:
             signal = self._signals[sandbox.sandbox_id] = CloseSignal()
+            self._namespaces[sandbox.sandbox_id] = (namespace, netns.number(namespace))
         heard = partial(self._orchestrator.heard, sandbox.sandbox_id) if target.port == ENVD_PORT else None
         return Route(dial, signal, sandbox.network.mask_request_host, sandbox.traffic_token, heard)
 
+    def close_vanished(self) -> None:
+        """Close the streams of sandboxes whose namespace is gone: for a server that is no longer told of their ends."""
+        for sandbox_id, (namespace, number) in list(self._namespaces.items()):
+            if netns.number(namespace) != number:
+                self._gone(sandbox_id)
+
     def _gone(self, sandbox_id: str) -> None:
+        self._namespaces.pop(sandbox_id, None)
         signal = self._signals.pop(sandbox_id, None)
         if signal is not None:
             signal.fire()

@@ -13,10 +13,11 @@ import contextlib
 import errno
 import itertools
 import logging
+import os
 import select
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,30 @@ class ProxyServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await sweeper
         await asyncio.sleep(0)  # lets the loop close the aborted transports
+
+    def listening(self) -> list[int]:
+        """Copies of the descriptors that are listened on, owned by the caller: a connection waits in one of them as long as any is open."""
+        return [os.dup(sock.fileno()) for listener in self._listeners for sock in listener.sockets]
+
+    def leave_to(self, dial: Callable[[], Awaitable[socket.socket]]) -> None:
+        """Make way for another proxy of this node, which `dial` reaches: it gets all connections to come, and by us the requests to come.
+
+        What is under way goes on, and the answer to the next request of a connection is its last. `close_when_done` comes next.
+        """
+        self.closing = True
+        self.dispatcher.successor = Route(dial, CloseSignal(), through=True)
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self._connections):
+            if isinstance(connection, Http2Connection):
+                connection.close_idle()  # a GOAWAY tells which requests were not acted upon; HTTP/1.1 has no such word
+
+    async def close_when_done(self, deadline_s: float) -> None:
+        """After `leave_to`: return when the last connection has ended, or break off what is left at the deadline."""
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), deadline_s)
+        await self.close(0)
 
     def stats(self) -> ProxyStats:
         """A snapshot of the counters."""

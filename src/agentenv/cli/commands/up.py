@@ -15,6 +15,9 @@ from agentenv.core.built_in import BUILT_IN
 if TYPE_CHECKING:
     from agentenv.config.schema import Config
 
+STEP_DEADLINE_S = 600
+"""How long a service manager is asked to wait for the next word of a first start, which fetches and builds."""
+
 
 @verb("up", section="Node")
 @click.option("--detach", "-d", is_flag=True, help="Run the server in the background and return once it answers.")
@@ -38,6 +41,7 @@ def command(
     """
     from agentenv.cli.node import load_config, node_url, read_record
     from agentenv.cli.server import is_healthy, require_free_port, serve_here, start_lock
+    from agentenv.host.listeners import from_service_manager
 
     given = {"api_port": port, "api_domain": domain, "api_tls_port": tls_port, "node_home": None if home is None else home.absolute()}
     config = load_config(**given)
@@ -65,9 +69,10 @@ def command(
             f"`aenv up --home {record.home}` goes on with it; `aenv down` ends what is left of it",
         )
     _require_host(config)
+    handed_over = [] if detach else from_service_manager()
     with start_lock(config):
         for number in (config.api.port, config.api.tls_listen_port):
-            if number is not None:
+            if number is not None and number not in (sock.getsockname()[1] for sock in handed_over):
                 require_free_port(config.api.host, number)
         _prepare(config)
         if detach:
@@ -78,7 +83,7 @@ def command(
             info('next: eval "$(aenv env)" for E2B clients, or `aenv start`')
             return
     info(f"serving on {node_url(config)}; Ctrl-C stops the server, sandboxes go on")
-    serve_here(config)
+    serve_here(config, handed_over)
 
 
 def _require_templates(names: tuple[str, ...]) -> None:
@@ -106,9 +111,15 @@ def _require_host(config: Config) -> None:
 
 def _prepare(config: Config) -> None:
     from agentenv import wiring
+    from agentenv.host.notify import notify
 
     with ProgressReport() as progress:
-        wiring.prepare(config, progress)
+
+        def report(step: str, done: int | None, total: int | None) -> None:
+            progress(step, done, total)
+            notify(f"STATUS={step}", f"EXTEND_TIMEOUT_USEC={STEP_DEADLINE_S * 1_000_000}")
+
+        wiring.prepare(config, report)
 
 
 def _start(config: Config) -> int:

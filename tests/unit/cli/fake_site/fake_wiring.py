@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,14 @@ def prepare(config, progress):
     path.chmod(0o600)
 
 
-def serve(config):
+@dataclass(frozen=True)
+class Succession:
+    ready: Callable[[list[int]], None]
+    start_next: Callable
+    inherited: list
+
+
+def serve(config, succession):
     import uvicorn
 
     from agentenv.api.app import create_app
@@ -62,6 +70,7 @@ def serve(config):
         time.sleep(600)
     if MODE == "stop-hangs":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    succession.ready([])
     app = create_app(FakeOrchestrator(), KeyRing([KEY]), ApiSettings.from_config(config.api))
     server = uvicorn.Server(uvicorn.Config(app, host=config.api.host, port=config.api.port, log_level="warning"))
     if MODE == "stop-hangs":
