@@ -28,10 +28,10 @@ from agentenv.core.templates import build_of
 from agentenv.guest.client import ENVD_PORT
 from agentenv.guest.commands import connect_frame
 from agentenv.host import native, netns
-from agentenv.host.tsc import tsc_khz
 from agentenv.network.layout import GUEST_IP, GUEST_MAC, TAP, Layout, Slot
 from agentenv.network.slots import create, destroy
 from agentenv.snapshot.capture import state_file
+from agentenv.vmm.choice import qemu_settings
 from agentenv.vmm.driver import VmSpec
 from agentenv.vmm.qemu import QemuSettings, command_line
 from agentenv.wiring import ensure_assets, paths_of
@@ -65,7 +65,7 @@ def for_node(config: Config) -> Bare:
         build = build_of(next(template for template in made if BASE in template.aliases), None)
         row = database.execute("SELECT body FROM snapshots WHERE snapshot_id = ?", (build.snapshot_id,)).fetchone()
     snapshot = TypeAdapter(Snapshot).validate_json(row[0])
-    settings = QemuSettings(assets.qemu.argv, assets.qemu.version, assets.accelerator, tsc_khz(), config.vmm.code_cache_mb)
+    settings = qemu_settings(assets.vmm, config.vmm)
     state = state_file(paths, snapshot.snapshot_id)
     return prepare(native.program("blockd"), settings, snapshot, paths.layers, state, paths.cache / "bare")
 

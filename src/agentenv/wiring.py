@@ -22,7 +22,7 @@ from agentenv.block import supervisor
 from agentenv.config.schema import Config
 from agentenv.core.built_in import BASE
 from agentenv.core.clock import SystemClock
-from agentenv.core.errors import AgentEnvError, Conflict, Unavailable, Unsupported
+from agentenv.core.errors import AgentEnvError, Conflict, Unavailable
 from agentenv.core.ids import new_api_key
 from agentenv.core.model import VmIdentity
 from agentenv.core.paths import NodePaths
@@ -31,9 +31,7 @@ from agentenv.guest.client import GuestClient
 from agentenv.guest.initramfs import Initramfs
 from agentenv.guest.kernel import GUEST_SETTINGS, Kernel
 from agentenv.host import files, native
-from agentenv.host.doctor import kvm_kind
 from agentenv.host.process_limits import lift_file_size, raise_open_files
-from agentenv.host.tsc import tsc_khz
 from agentenv.image.convert import Converter
 from agentenv.image.helper_logins import HelperLogins
 from agentenv.image.native import NativeImages
@@ -58,9 +56,8 @@ from agentenv.store.sqlite import Store
 from agentenv.template.base import BaseBuilder, BaseInputs
 from agentenv.template.recipes import RECIPES, Recipe
 from agentenv.template.rootfs import RootFilesystem, ensure_rootfs
+from agentenv.vmm.choice import VmmInstallation, driver_for, ensure_vmm
 from agentenv.vmm.driver import BootSpec
-from agentenv.vmm.qemu import QemuDriver, QemuSettings
-from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
 from agentenv.volume.registry import Volumes
 from agentenv.volume.server import VolumeServers, end_all
 
@@ -82,12 +79,11 @@ class Assets:
 
     kernel: Kernel
     initramfs: Initramfs
-    qemu: QemuInstallation
-    accelerator: str
+    vmm: VmmInstallation
 
 
 def ensure_assets(config: Config, progress: Progress, verify: bool = False) -> Assets:
-    """Fetch or build what is missing of kernel, initramfs and QEMU. Blocks; minutes on a fresh machine, else milliseconds."""
+    """Fetch or build what is missing of kernel, initramfs and VMM. Blocks; minutes on a fresh machine, else milliseconds."""
     cache = paths_of(config).cache
     guest = ensure_guest_assets(
         cache,
@@ -97,16 +93,7 @@ def ensure_assets(config: Config, progress: Progress, verify: bool = False) -> A
         verify=verify,
         progress=progress,
     )
-    qemu = ensure_qemu(cache, program=config.vmm.qemu, verify=verify, progress=progress)
-    return Assets(guest.kernel, guest.initramfs, qemu, accelerator_of(config))
-
-
-def accelerator_of(config: Config) -> str:
-    """`kvm` or `tcg`. Unsupported when KVM is demanded where ordinary guests do not run on it."""
-    kind = kvm_kind()
-    if config.vmm.accelerator == "kvm" and kind != "usable":
-        raise Unsupported(f"vmm.accelerator is kvm, but KVM here is {kind}", "set vmm.accelerator to auto or tcg")
-    return "kvm" if kind == "usable" and config.vmm.accelerator != "tcg" else "tcg"
+    return Assets(guest.kernel, guest.initramfs, ensure_vmm(cache, config.vmm, verify, progress))
 
 
 def _rootfs(config: Config, recipe: Recipe, progress: Progress) -> RootFilesystem:
@@ -207,8 +194,7 @@ def _parts(
     blocks = block_server.client
     layers = LayerStore(paths.layers)
     reserve_bytes = config.limits.disk_reserve_mb << 20
-    rate_khz = tsc_khz()
-    vmm = QemuDriver(QemuSettings(assets.qemu.argv, assets.qemu.version, assets.accelerator, rate_khz, config.vmm.code_cache_mb))
+    vmm = driver_for(assets.vmm, config.vmm)
     identity: VmIdentity = vmm.identity(assets.kernel.sha256, assets.initramfs.digest)
     slots = SlotPool(Layout(config.network.pool_cidr, paths.tag), config.network.denied_cidrs, config.network.slots_ready)
     registry = Registry(paths.cache, config.images, reserve_bytes)

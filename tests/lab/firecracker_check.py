@@ -23,9 +23,9 @@ from agentenv.core.model import Machine
 from agentenv.guest.client import GuestClient, GuestIdentity
 from agentenv.network.layout import GUEST_IP, GUEST_MAC, TAP, Layout, Slot, boot_settings
 from agentenv.network.slots import SlotPool
-from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.vmm.driver import BootSpec, MemoryFile, VmSpec
 from agentenv.vmm.firecracker import FirecrackerDriver, FirecrackerSettings, FirecrackerVm, RateLimits, installed_version
-from agentenv.vmm.jail import GROUP, user_of
+from agentenv.vmm.jail import user_of
 
 MACHINE = Machine(1, 256, 128)
 DEADLINE_S = 120.0
@@ -84,12 +84,12 @@ async def start(lab: Lab, disk: tuple[Path, ...], saved: Saved | None, boot: Boo
     root = await lab.blocks.open(f"disk-{name}", disk, lab.layer(f"disk-{name}"), None, "direct")
     assert root.path.is_block_device(), f"{root.path} is no ublk device"
     size_bytes = None if memory else MACHINE.memory_mb << 20
-    owner = (user_of(slot.namespace), GROUP)
-    capture = await lab.blocks.open(f"capture-{name}", memory, lab.layer(f"memory-{name}"), size_bytes, "direct", "fuse", owner)
+    owner = lab.driver.user(slot.namespace)
+    await lab.blocks.open(f"capture-{name}", memory, lab.layer(f"memory-{name}"), size_bytes, "direct", "fuse", owner)
     mapped = Path("/nonexistent")
     if saved:
         mapped = (await lab.blocks.open(f"mem-{memory[-1].stem}", memory, None, None, "page", "ublk")).path
-    spec = VmSpec(name, lab.folder / "vms" / name, MACHINE, mapped, root.path, slot.namespace, TAP, GUEST_MAC, capture.path)
+    spec = VmSpec(name, lab.folder / "vms" / name, MACHINE, mapped, root.path, slot.namespace, TAP, GUEST_MAC)
     spec.work.mkdir(parents=True)
     vm = await (lab.driver.restore(spec, saved.state) if saved else lab.driver.boot(spec, boot))
     lab.running.append(vm)
@@ -104,7 +104,8 @@ async def save(lab: Lab, running: Running, name: str) -> Saved:
     """Save a running VM and end it."""
     state = lab.folder / f"{name}.state"
     await running.vm.pause()
-    await running.vm.save_state(state)
+    capture = next(stack for stack in await lab.blocks.stacks() if stack.stack_id == f"capture-{running.name}")
+    await running.vm.save_state(state, MemoryFile(capture.path, is_whole=False))
     memory = await lab.blocks.seal(f"capture-{running.name}", lab.layer(f"unused-memory-{name}"))
     disk = await lab.blocks.seal(f"disk-{running.name}", lab.layer(f"unused-disk-{name}"))
     await end(lab, running)

@@ -78,7 +78,13 @@ def run_story(name: str) -> None:
             shutil.copy2(log, RESULTS / "-".join((name, *log.relative_to(folder).parts)))
 
 
-CHECKS: tuple[Callable[[], None], ...] = (check_host, check_ublk, check_qemu, check_firecracker)
+def check_node() -> None:
+    """A node of our wheel on Firecracker and ublk devices, tried by the end-to-end tests and measured."""
+    sys.path[:0] = [str(HERE / "site"), str(HERE)]
+    importlib.import_module("node_check").main(HERE, RESULTS)
+
+
+CHECKS: tuple[Callable[[], None], ...] = (check_host, check_ublk, check_qemu, check_firecracker, check_node)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ VERSION_DEADLINE_S = 10.0
 
 def product_checks(config: Config) -> list[Check]:
     """Every check of the product, in the order it starts up."""
-    return [replace(check, group="installation") for check in (_blockd(config), _native("envd"), _qemu(config), _server(config))]
+    return [replace(check, group="installation") for check in (_blockd(config), _native("envd"), _vmm(config), _server(config))]
 
 
 def _native(name: str, argument: str = "") -> Check:
@@ -74,6 +74,27 @@ async def _blockd_info(socket: Path) -> dict[str, object]:
         return await client.info()
     finally:
         await client.close()
+
+
+def _vmm(config: Config) -> Check:
+    """What VMs run on, and what keeps them off Firecracker."""
+    from agentenv.vmm.choice import choose, find_firecracker
+
+    try:
+        found = choose(config.vmm)
+    except AgentEnvError as error:
+        return Check("vmm", "fail", error.message, error.hint)
+    if found is not None:
+        return Check("vmm", "ok", f"Firecracker {found.version}, jailed")
+    qemu = _qemu(config)
+    if config.vmm.driver == "qemu":
+        return qemu
+    try:
+        find_firecracker(config.vmm)
+        why = "setting vmm.accelerator is tcg"
+    except AgentEnvError as error:
+        why = error.message
+    return replace(qemu, detail=f"{qemu.detail} ({why})")
 
 
 def _qemu(config: Config) -> Check:

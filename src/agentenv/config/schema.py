@@ -216,7 +216,11 @@ class ImagesConfig(_Section):
 class VmmConfig(_Section):
     """The virtual machine monitor."""
 
-    driver: Literal["qemu"] = Field("qemu", description="VMM driver.")
+    driver: Literal["auto", "qemu", "firecracker"] = Field(
+        "auto", description="What VMs run on. `auto`: Firecracker where KVM and its programs are there, else QEMU."
+    )
+    firecracker: str = Field("", description="Path of a firecracker, 1.12 or newer; empty: the one in PATH.")
+    jailer: str = Field("", description="Path of the jailer of the same release; empty: the one in PATH.")
     accelerator: Literal["auto", "kvm", "tcg"] = Field("auto", description="`auto`: KVM where ordinary guests run on it, else emulation.")
     qemu: str = Field("", description="Path of a qemu-system-x86_64 to use instead of the packaged one.")
     code_cache_mb: int = Field(64, ge=16, le=1024, description="Translation cache of an emulated VM, MiB; filled as the guest runs.")

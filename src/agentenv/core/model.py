@@ -183,6 +183,7 @@ class RunningVm:
     pid_start_ticks: int = 0
     held_layers: tuple[str, ...] = ()
     identity: VmIdentity | None = None  # of the snapshot it was restored from, or of the host that booted it; its snapshots have the same
+    needs_whole_memory: bool = False  # a capture broke off: what a VMM that tracks changes has told of them then is lost
 
     @property
     def layer_ids(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -19,6 +20,8 @@ from pathlib import Path
 from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
 from agentenv.host import netns
 from agentenv.host.command import run_command, wait_readable
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +150,32 @@ async def wait_ended(process: ProcessId) -> None:
 
 
 def working_below(folder: Path) -> dict[Path, ProcessId]:
-    """Every process on the machine whose working folder is directly below `folder`, by that folder."""
+    """Every process on the machine whose working folder is directly below `folder`, by that folder.
+
+    One in a jail works in `/` for all that it can see; its root file system has the folder's name instead.
+    """
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             working = (entry / "cwd").readlink()
-        except OSError:
+            if working == Path("/"):
+                working = _name_of_root((entry / "mountinfo").read_text())
+        except (OSError, UnicodeDecodeError):
             continue
         if working.parent == folder and (ticks := start_ticks(int(entry.name))) is not None:
             found[working] = ProcessId(int(entry.name), ticks)
     return found
+
+
+def _name_of_root(mountinfo: str) -> Path:
+    """What the file system at `/` was mounted from; see proc_pid_mountinfo(5)."""
+    for line in mountinfo.splitlines():
+        place, _, rest = line.partition(" - ")
+        if place.split()[4] == "/":
+            return Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), rest.split()[1]))
+    return Path("/")
 
 
 def run(argv: Sequence[str], deadline_s: float, input_text: str | None = None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from agentenv.host import files
 from agentenv.orchestrator.admission import available_memory_mb
 from agentenv.orchestrator.parts import Parts
-from agentenv.orchestrator.start import memory_stack_id
+from agentenv.orchestrator.start import memory_stack_id, open_memory
 from agentenv.orchestrator.templates import hot_snapshot_ids
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ async def open_hot_memory(parts: Parts) -> None:
             continue  # what starts from it boots
         stack_id = memory_stack_id(layers)
         async with parts.shared.locked(stack_id):  # the sweep closes it under the same lock
-            stack = await parts.blocks.open(stack_id, parts.layers.paths(layers), None, None, "page")
+            stack = await open_memory(parts, stack_id, layers)
         budget_bytes = (available_memory_mb() << 20) // 8  # clean pages: the kernel drops them when memory gets tight
         parts.shared.background(asyncio.to_thread(_warm, stack.path, budget_bytes), f"warm {snapshot_id}")
 

@@ -8,6 +8,7 @@ written until then.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError, Conflict, Unavailable
 from agentenv.core.ids import new_snapshot_id
@@ -125,6 +126,11 @@ def live_vm(parts: Parts, sandbox_id: str) -> Vm:
     return vm
 
 
+def after_failure(record: RunningVm, vm: Vm) -> RunningVm:
+    """The record of a VM after a capture that may have taken pages which no layer of its has."""
+    return record if vm.writer is None else replace(record, needs_whole_memory=True)
+
+
 async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = "") -> None:
     """After a capture, or an attempt at one: the VM runs on with its disk as in `record`; if it is lost, the sandbox ends.
 
@@ -134,7 +140,9 @@ async def run_on(parts: Parts, sandbox_id: str, record: RunningVm, cause: str = 
     if sandbox is None or sandbox.state not in CAPTURING:
         return
     try:
-        await live_vm(parts, sandbox_id).resume()  # harmless when it runs already
+        vm = live_vm(parts, sandbox_id)
+        await vm.resume()  # harmless when it runs already
+        record = after_failure(record, vm) if cause else record
     except AgentEnvError as lost:
         await end(parts, sandbox, f"its VM was lost while it was captured ({cause or 'the capture itself worked'}): {lost}")
         return

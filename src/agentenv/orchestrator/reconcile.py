@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.block.client import Stack
-from agentenv.core.errors import AgentEnvError
+from agentenv.core.errors import AgentEnvError, Conflict
 from agentenv.core.lifecycle import CAPTURING, SERVING, State
 from agentenv.core.model import RunningVm, Sandbox
 from agentenv.core.network import OPEN
@@ -21,7 +21,7 @@ from agentenv.host import process
 from agentenv.host.process import ProcessId
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts, note
-from agentenv.orchestrator.pause import thaw
+from agentenv.orchestrator.pause import after_failure, thaw
 from agentenv.orchestrator.repair import settle
 from agentenv.orchestrator.serve_volumes import life
 from agentenv.orchestrator.start import vm_spec
@@ -32,7 +32,11 @@ _KEEPS_VM = SERVING | CAPTURING
 
 
 async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object] | None = None) -> None:
-    """Run once before the first request is served. `end_strays` stands in for `kill_strays` where VMs are no processes."""
+    """Run once before the first request is served. `end_strays` stands in for `kill_strays` where VMs are no processes.
+
+    Conflict, with nothing touched, when VMs of another driver run.
+    """
+    _refuse_other_driver(parts)
     stacks = {stack.stack_id: stack for stack in await parts.blocks.stacks()}
     adopted = [s for s in parts.store.sandboxes() if _goes_on(s) and await _adopt(parts, s, stacks)]
     runs = {parts.paths.vm(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None}
@@ -48,6 +52,21 @@ async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object
         if sandbox.sandbox_id not in kept:
             await _finish(parts, sandbox)
     await sweep(parts)
+
+
+def _refuse_other_driver(parts: Parts) -> None:
+    """A VM can be taken over only by the driver that started it."""
+    for sandbox in parts.store.sandboxes():
+        vm = sandbox.vm
+        made = vm.identity if vm is not None else None
+        if vm is None or made is None or made.driver == parts.identity.driver:
+            continue
+        if not process.is_alive(ProcessId(vm.pid, vm.pid_start_ticks)):
+            continue
+        raise Conflict(
+            f"sandbox {sandbox.sandbox_id} runs on {made.driver}, but this node is to run on {parts.identity.driver}",
+            f"set vmm.driver to {made.driver}, run `aenv down`, and change it then; sandboxes with memory resume on {made.driver} only",
+        )
 
 
 def _goes_on(sandbox: Sandbox) -> bool:
@@ -70,6 +89,8 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
     except AgentEnvError:
         return False
     record = _true_record(parts, record, disk)
+    if sandbox.state in CAPTURING:
+        record = after_failure(record, vm)
     if sandbox.state is State.RUNNING:
         await parts.store.change(sandbox.sandbox_id, vm=record)
     else:

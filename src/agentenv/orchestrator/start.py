@@ -82,7 +82,7 @@ async def launch_vm(
 ) -> tuple[RunningVm, Vm]:
     """Open the stacks of `record` and start its VMM; the record with its process. What exists after a failure is for `stop`."""
     with span("stacks"):
-        memory, disk = await _open_stacks(parts, record, snapshot.machine)
+        memory, disk = await _open_stacks(parts, record, snapshot.machine, slot)
     spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
     if cold:
         vm = await parts.vmm.boot(spec, parts.boot)
@@ -159,11 +159,11 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool,
     return record, vm
 
 
-async def _open_stacks(parts: Parts, record: RunningVm, machine: Machine) -> tuple[Path, Path]:
-    lowers = parts.layers.paths(record.disk_layers)
+async def _open_stacks(parts: Parts, record: RunningVm, machine: Machine, slot: Slot) -> tuple[Path, Path]:
+    lowers, upper = parts.layers.paths(record.disk_layers), parts.layers.upper(record.upper_layer)
     opened = await asyncio.gather(
         _open_memory(parts, record, machine),
-        parts.blocks.open(record.disk_stack, lowers, parts.layers.upper(record.upper_layer), None, "direct"),
+        parts.blocks.open(record.disk_stack, lowers, upper, None, "direct", owner=parts.vmm.user(slot.namespace)),
         return_exceptions=True,  # both to their end: an open that is still under way could come after the close that undoes it
     )
     for outcome in opened:
@@ -173,10 +173,16 @@ async def _open_stacks(parts: Parts, record: RunningVm, machine: Machine) -> tup
     return memory.path, disk.path
 
 
+async def open_memory(parts: Parts, stack_id: str, layers: tuple[str, ...], size_bytes: int | None = None) -> Stack:
+    """Open memory as the VMs of this node map it; without layers it is blank, and has a size. The caller holds the stack's lock."""
+    export = parts.vmm.memory
+    return await parts.blocks.open(stack_id, parts.layers.paths(layers), None, size_bytes, "page", export.export, export.owner)
+
+
 async def _open_memory(parts: Parts, record: RunningVm, machine: Machine) -> Stack:
     size_bytes = None if record.memory_layers else machine.memory_mb << 20
     async with parts.shared.locked(record.memory_stack):  # the sweep closes it under the same lock
-        return await parts.blocks.open(record.memory_stack, parts.layers.paths(record.memory_layers), None, size_bytes, "page")
+        return await open_memory(parts, record.memory_stack, record.memory_layers, size_bytes)
 
 
 async def _introduce(

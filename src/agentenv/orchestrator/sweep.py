@@ -96,6 +96,9 @@ def _vms(parts: Parts) -> list[RunningVm]:
 
 async def _close_memory(parts: Parts) -> None:
     for stack in await parts.blocks.stacks():
+        layer_id = stack.stack_id.removeprefix(capture.WRITTEN)
+        if layer_id != stack.stack_id and not parts.layers.is_announced(layer_id):  # its capture has ended
+            await parts.blocks.close_stack(stack.stack_id, force=True)
         if not stack.stack_id.startswith("mem-") or stack.open_handles:
             continue
         async with parts.shared.locked(stack.stack_id):  # no start opens it between the look and the close

@@ -7,6 +7,7 @@ cache, with the recipe's service running, and with nothing that belongs to one s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -133,10 +134,12 @@ class BaseBuilder:
     async def _spec(self, record: RunningVm, slot: layout.Slot, cleanup: Cleanup) -> VmSpec:
         size_bytes = self._machine().memory_mb << 20
         cleanup.push("memory", lambda: self._blocks.close_stack(record.memory_stack, force=True))
-        memory = await self._blocks.open(record.memory_stack, (), None, size_bytes, "page")
+        export = self._vmm.memory
+        memory = await self._blocks.open(record.memory_stack, (), None, size_bytes, "page", export.export, export.owner)
         cleanup.push("disk", lambda: self._blocks.close_stack(record.disk_stack, force=True))
-        lowers = self._layers.paths(record.disk_layers)
-        disk = await self._blocks.open(record.disk_stack, lowers, self._layers.upper(record.upper_layer), None, "direct")
+        lowers, upper = self._layers.paths(record.disk_layers), self._layers.upper(record.upper_layer)
+        owner = self._vmm.user(slot.namespace)
+        disk = await self._blocks.open(record.disk_stack, lowers, upper, None, "direct", owner=owner)
         work = self._paths.vm("template", record.run_id)
         cleanup.push("work folder", lambda: asyncio.to_thread(shutil.rmtree, work, True))
         return VmSpec("aenv-template", work, self._machine(), memory.path, disk.path, slot.namespace, layout.TAP, layout.GUEST_MAC)
@@ -195,8 +198,8 @@ class BaseBuilder:
 
 
 def _console(spec: VmSpec) -> str:
-    try:
-        text = (spec.work / "console.log").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    text = ""
+    for name in ("vmm.log", "console.log"):  # a VMM may have both in one
+        with contextlib.suppress(OSError):
+            text = (spec.work / name).read_text(errors="replace").strip() or text
     return f"\n--- console ---\n{text[-_CONSOLE_TAIL_CHARS:]}\n---" if text else ""

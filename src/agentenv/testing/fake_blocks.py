@@ -44,6 +44,7 @@ class _Open:
     virtual_size_bytes: int
     cache: str
     path: Path
+    owner: tuple[int, int] | None = None
     open_handles: int = 0
 
 
@@ -116,11 +117,20 @@ class FakeDevices:
         """The data files of a stack, bottom first."""
         return [*stack.lowers, *([stack.upper.data] if stack.upper else [])]
 
-    def open(self, stack_id: str, lowers: tuple[Path, ...], upper: Upper | None, size_bytes: int | None, cache: str) -> _Open:
+    def open(
+        self,
+        stack_id: str,
+        lowers: tuple[Path, ...],
+        upper: Upper | None,
+        size_bytes: int | None,
+        cache: str,
+        export: str | None = None,
+        owner: tuple[int, int] | None = None,
+    ) -> _Open:
         """Open or confirm."""
         if stack_id in self._open:
             found = self._open[stack_id]
-            if (found.lowers, found.upper, found.cache) != (lowers, upper, cache):
+            if (found.lowers, found.upper, found.cache, found.owner) != (lowers, upper, cache, owner):
                 raise Conflict(f"stack {stack_id} is open with other layers or settings")
             return found
         if not lowers and upper is None and size_bytes is None:
@@ -134,8 +144,9 @@ class FakeDevices:
             for path in (upper.data, upper.index):
                 if not path.exists():
                     path.write_text("{}")
-        folder = Path("/dev") if self.has_ublk and cache == "direct" else self.mount
-        self._open[stack_id] = _Open(stack_id, lowers, upper, size_bytes or _SIZE_BYTES, cache, folder / stack_id)
+        is_device = self.has_ublk and (export or ("auto" if cache == "direct" else "fuse")) != "fuse"
+        folder = Path("/dev") if is_device else self.mount
+        self._open[stack_id] = _Open(stack_id, lowers, upper, size_bytes or _SIZE_BYTES, cache, folder / stack_id, owner)
         return self._open[stack_id]
 
     def seal(self, stack_id: str, fresh: Upper) -> _Open:
@@ -226,10 +237,19 @@ class FakeBlocks:
         await self._hit("blocks.info")
         return {"program": "blockd", "version": "0.0.0", "protocol": PROTOCOL, "pid": 0, "mount": str(self._devices.mount)}
 
-    async def open(self, stack_id: str, lowers: Sequence[Path], upper: Upper | None, virtual_size_bytes: int | None, cache: str) -> Stack:
-        """Open layers as one device."""
+    async def open(
+        self,
+        stack_id: str,
+        lowers: Sequence[Path],
+        upper: Upper | None,
+        virtual_size_bytes: int | None,
+        cache: str,
+        export: str | None = None,
+        owner: tuple[int, int] | None = None,
+    ) -> Stack:
+        """Open layers as one device or file."""
         await self._hit("blocks.open")
-        stack = self._devices.open(stack_id, tuple(lowers), upper, virtual_size_bytes, cache)
+        stack = self._devices.open(stack_id, tuple(lowers), upper, virtual_size_bytes, cache, export, owner)
         await self._hit("blocks.open:done")
         return self._devices.describe(stack)
 

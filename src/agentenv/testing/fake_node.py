@@ -60,7 +60,13 @@ class FakeNode:
     """`await start_server()` first, `await close()` in the end."""
 
     def __init__(
-        self, folder: Path, seed: int | None = None, pool_cidr: str = "10.119.0.0/24", limits: LimitsConfig | None = None, warm: int = 0
+        self,
+        folder: Path,
+        seed: int | None = None,
+        pool_cidr: str = "10.119.0.0/24",
+        limits: LimitsConfig | None = None,
+        warm: int = 0,
+        writes_memory: bool = False,
     ) -> None:
         self.clock = ManualClock()
         self.paths = NodePaths(folder / "home", folder / "run")
@@ -68,7 +74,7 @@ class FakeNode:
         self.boot_id = "first"
         self.config = Config(limits=limits or LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0), warm=WarmConfig(sandboxes=warm))
         self.layout = Layout(pool_cidr, self.paths.tag)
-        self.processes = FakeProcesses()
+        self.processes = FakeProcesses((1000, 1000) if writes_memory else None)
         self.devices = self.processes.devices = FakeDevices(self.paths.run / "stacks", self.processes.find)
         self.network = FakeNetwork(lambda namespace: self.processes.in_namespace(namespace) is not None)
         self.volume_machine = FakeVolumeMachine()
@@ -306,6 +312,9 @@ class FakeNode:
             "its work folder is missing": process.spec.work == self.paths.vm(row.sandbox_id, vm.run_id) and process.spec.work.is_dir(),
         }
         wrong = [problem for problem, is_right in checks.items() if not is_right]
+        kept = self._layers_content(vm.memory_layers) | process.unsaved
+        if self.processes.writer and not vm.needs_whole_memory and kept != process.memory:
+            wrong.append(f"its next snapshot would have {kept} instead of its memory {process.memory}")
         if not wrong and process.memory != (disk := self.devices.read(process.spec.disk)):
             wrong.append(f"memory {process.memory} and disk {disk} differ")
         return wrong

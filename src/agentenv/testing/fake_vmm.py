@@ -1,7 +1,8 @@
 """VMs in memory. `FakeProcesses` is the machine and survives a killed server; `FakeVmm` is one server's driver.
 
 A VM's guest writes the same block to its memory and to its disk (`FakeProcess.write`), so that a restore from a memory and
-a disk of different instants is seen: it is a violation. What must never happen is collected in `violations`.
+a disk of different instants is seen: it is a violation. VMMs write memory themselves (`Vm.writer`) if the machine has a
+writer. What must never happen is collected in `violations`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agentenv.guest.client import GuestIdentity
 from agentenv.host.process import ProcessId
 from agentenv.testing.failpoints import Failpoints
 from agentenv.testing.fake_blocks import Content, FakeDevices
-from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.vmm.driver import BootSpec, MemoryExport, MemoryFile, User, VmSpec
 
 _STATE = {"device": "state"}
 
@@ -35,6 +36,7 @@ class FakeProcess:
     stalled: bool = False
     frozen: bool = False  # its files stand still
     diverged: Content = field(default_factory=dict)
+    unsaved: Content = field(default_factory=dict)  # what a VMM that writes memory itself has not told of yet
     identity: GuestIdentity | None = None
     last_words: str = ""
     deaf: bool = False  # its envd lets every call for metrics wait
@@ -59,7 +61,7 @@ class FakeProcess:
         """The guest writes to memory and disk in one instant; False when it, or its file system, stands still."""
         if not self.running or self.frozen or self.gone.is_set():
             return False
-        self.diverged[block] = value
+        self.diverged[block] = self.unsaved[block] = value
         self.devices.write(self.spec.disk, block, value)
         return True
 
@@ -67,7 +69,8 @@ class FakeProcess:
 class FakeProcesses:
     """All VMM processes of the machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, writer: User | None = None) -> None:
+        self.writer = writer
         self.devices: FakeDevices | None = None
         self.violations: list[str] = []
         self._pids = itertools.count(1000)
@@ -101,9 +104,9 @@ class FakeProcesses:
         if not boots and memory != disk:
             self.violations.append(f"{spec.name} was restored from memory {memory} and disk {disk} of different instants")
         spec.work.mkdir(parents=True, exist_ok=True)
-        process = FakeProcess(
-            ProcessId(next(self._pids), next(self.ticks)), spec, self.devices, memory, diverged=dict(disk) if boots else {}
-        )
+        process = FakeProcess(ProcessId(next(self._pids), next(self.ticks)), spec, self.devices, memory)
+        if boots:
+            process.diverged, process.unsaved = dict(disk), dict(disk)
         self._alive[process.process.pid] = process
         for path in (spec.memory, spec.disk):
             self.devices.map(path, 1)
@@ -136,6 +139,11 @@ class FakeVm:
         self.process = fake.process
         self._processes, self._points = processes, points
 
+    @property
+    def writer(self) -> User | None:
+        """As the machine's VMMs are."""
+        return self._processes.writer
+
     async def pause(self) -> None:
         """Stop the guest."""
         await self._points.hit("vm.pause")
@@ -155,14 +163,23 @@ class FakeVm:
         self._require_alive()
         return self.fake.stalled
 
-    async def save_state(self, path: Path) -> None:
-        """Write a state file."""
+    async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
+        """Write a state file, and memory."""
         await self._points.hit("vm.save_state")
         self._require_alive()
+        if (memory is not None) != (self.writer is not None):
+            self._processes.violations.append(f"{self.fake.spec.name} was saved with {memory} although its writer is {self.writer}")
+        elif memory is not None:
+            self._save_memory(memory)
         if self.fake.running:
             self._processes.violations.append(f"the state of {self.fake.spec.name} was saved while its guest ran")
         path.write_text(json.dumps(_STATE))
         await self._points.hit("vm.save_state:done")
+
+    def _save_memory(self, file: MemoryFile) -> None:
+        for block, value in (self.fake.memory if file.is_whole else self.fake.unsaved).items():
+            self.fake.devices.write(file.path, block, value)
+        self.fake.unsaved = {}
 
     async def kill(self) -> None:
         """End it."""
@@ -197,6 +214,15 @@ class FakeVmm:
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
         """A fixed one."""
         return VmIdentity("fake", "none", "none", "1", kernel_sha256, initramfs_sha256, 1_000_000)
+
+    @property
+    def memory(self) -> MemoryExport:
+        """As the real ones do it."""
+        return MemoryExport() if self._processes.writer is None else MemoryExport("auto", (0, 1))
+
+    def user(self, namespace: str) -> User | None:
+        """The same for all."""
+        return self._processes.writer
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> FakeVm:
         """Start from nothing."""

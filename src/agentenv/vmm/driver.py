@@ -1,4 +1,4 @@
-"""What every VMM driver offers. QEMU is the portable one.
+"""What every VMM driver offers. Firecracker is the one for production, QEMU the portable one.
 
 A VM starts by `restore`, or by `boot` where there is no memory to restore. Both return as soon as the VMM process is recorded and
 the guest is on its way: whether the guest works is seen from its first answer, and from `Vm.ended` when the VMM dies.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from agentenv.core.model import Machine, VmIdentity
 from agentenv.host.process import ProcessId
@@ -27,7 +27,26 @@ class VmSpec:
     namespace: str
     tap: str
     guest_mac: str
-    capture: Path | None = None  # where a VMM that writes memory itself puts what changed; see `firecracker`
+
+
+User = tuple[int, int]
+"""A user and a group, by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryExport:
+    """How a driver wants memory exported, which many VMs map; see `BlockClient.open`. The default is a file of ours."""
+
+    export: Literal["auto"] | None = None
+    owner: User | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """Where a VMM that writes memory itself puts what changed since it was last saved, or all of it if that is not known to be kept."""
+
+    path: Path
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +67,11 @@ class Vm(Protocol):
         """Its VMM's process."""
         ...
 
+    @property
+    def writer(self) -> User | None:
+        """As whom it writes its memory itself, into a file; None: what changed is found from outside, in the memory of its process."""
+        ...
+
     async def pause(self) -> None:
         """Stop the virtual CPUs and drain device I/O."""
         ...
@@ -60,8 +84,11 @@ class Vm(Protocol):
         """Whether the VMM stopped the VM by itself because its disk could not be written (no room on the host)."""
         ...
 
-    async def save_state(self, path: Path) -> None:
-        """Write device and CPU state (not memory) of the paused VM to a new file. StorageFull leaves no file."""
+    async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
+        """Write device and CPU state of the paused VM to a new file, and its memory to another if it has a `writer`.
+
+        StorageFull leaves no file of state. What was written of memory is then of no use, and nothing is missing in what is next.
+        """
         ...
 
     async def kill(self) -> None:
@@ -82,6 +109,15 @@ class Vmm(Protocol):
 
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
         """What snapshots made here depend on."""
+        ...
+
+    @property
+    def memory(self) -> MemoryExport:
+        """How its VMs want their memory exported."""
+        ...
+
+    def user(self, namespace: str) -> User | None:
+        """As whom the VM in that network namespace runs, and has its disk; None: as we do. NotFound."""
         ...
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> Vm:

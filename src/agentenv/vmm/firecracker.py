@@ -1,9 +1,9 @@
 """The production driver: Firecracker, started by its jailer, on KVM.
 
 A VM is booted from the kernel or loaded from a saved state over a private mapping of `spec.memory`. Saving writes the state to a
-file and, into `spec.capture`, the pages that changed since the boot or the load, at their places (a "Diff" snapshot): that file is
-a stack of memory layers with a fresh upper, which `blockd` then seals, so no page is copied twice. Names inside the jail are
-the same for every VM, since the state has them in it.
+file and, to another, the pages that changed since the boot, the load or the last time, at their places (a "Diff" snapshot): that file
+is a writable layer of `blockd`, lent to the jail for this, so no page is copied twice. Whether it keeps what it has told of is the
+caller's to know: after a failure it asks for all pages. Names inside the jail are the same for every VM, since the state has them in it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentenv.core.errors import HostNotReady, Internal, NotFound, StorageFull, Unsupported
+from agentenv.core.errors import AgentEnvError, HostNotReady, Internal, NotFound, StorageFull, Unsupported
 from agentenv.core.model import VmIdentity
 from agentenv.core.tasks import unless
-from agentenv.host import process
+from agentenv.host import files, mounts, process
 from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
-from agentenv.vmm.driver import BootSpec, VmSpec
-from agentenv.vmm.firecracker_api import FirecrackerApi, FirecrackerError
-from agentenv.vmm.jail import Jail, inside
+from agentenv.vmm.driver import BootSpec, MemoryExport, MemoryFile, User, VmSpec
+from agentenv.vmm.firecracker_api import FirecrackerApi
+from agentenv.vmm.jail import CAPTURE, GROUP, Jail, inside, user_of
 
 MIN_VERSION = (1, 12)
 """The first that can be given another network device when it loads a state."""
@@ -36,6 +36,7 @@ _START_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 120.0  # writes what changed; a disk may be slow
 _VERSION_DEADLINE_S = 10.0
 _STATE_ROOM_BYTES = 4 << 20
+_STATE_BYTES_MAX = 64 << 20
 _LOG_LINES = 5
 _QUIET = ("--level", "Warning")
 _DRIVE, _NETWORK = "root", "net"
@@ -100,6 +101,11 @@ class FirecrackerVm:
         self._log = CappedLog(spec.work / "output", spec.work / "vmm.log")
         self._log.start()
 
+    @property
+    def writer(self) -> User | None:
+        """The user of its jail."""
+        return user_of(self._spec.namespace), GROUP
+
     async def configure(self, requests: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
         """Ask for each thing in turn, once it listens. Internal, with its last words, when it ends or refuses."""
         log = self._spec.work / "vmm.log"
@@ -122,16 +128,19 @@ class FirecrackerVm:
         """Never: Firecracker passes a failed write on to the guest."""
         return False
 
-    async def save_state(self, path: Path) -> None:
-        """Write device and CPU state of the paused VM to `path`, and what changed of its memory to `spec.capture`."""
-        if self._spec.capture is None:
-            raise Unsupported("this VM was started without a file to write its memory to", "start it with one")
-        body = {"snapshot_type": "Diff", "snapshot_path": "/state-out", "mem_file_path": "/capture"}
-        made = inside(self.process.pid, "state-out")
+    async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
+        """Write device and CPU state of the paused VM to `path`, and its memory to `memory`."""
+        if memory is None:
+            raise Unsupported("Firecracker saves no state without memory", "give it a file for the memory")
+        pid, made = self.process.pid, inside(self.process.pid, "state-out")
         try:
-            await self._api.call("PUT", "/snapshot/create", body, _SAVE_DEADLINE_S)
-            await asyncio.to_thread(_take, made, path)
-        except (FirecrackerError, OSError) as error:
+            await asyncio.to_thread(mounts.lend, pid, memory.path, CAPTURE)
+            try:
+                await self._api.call("PUT", "/snapshot/create", save_request(memory.is_whole), _SAVE_DEADLINE_S)
+            finally:
+                await asyncio.shield(asyncio.to_thread(mounts.take_back, pid, CAPTURE))
+            await asyncio.to_thread(files.take, made, path, _STATE_BYTES_MAX)
+        except (AgentEnvError, OSError) as error:
             path.unlink(missing_ok=True)
             if shutil.disk_usage(path.parent).free < _STATE_ROOM_BYTES:
                 raise StorageFull("no room for the VM's state", "free some space on the node's disk; the sandbox runs on") from error
@@ -165,6 +174,15 @@ class FirecrackerDriver:
         s = self._settings
         return VmIdentity("firecracker", "kvm", s.cpu_model, s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
 
+    @property
+    def memory(self) -> MemoryExport:
+        """Devices, if there are some, which outlive `blockd`; else files that all jails may read."""
+        return MemoryExport("auto", (0, GROUP))
+
+    def user(self, namespace: str) -> User | None:
+        """The user of its jail."""
+        return user_of(namespace), GROUP
+
     async def boot(self, spec: VmSpec, boot: BootSpec) -> FirecrackerVm:
         """Start from the kernel. What it says on its console is in `work`/vmm.log, and bounded."""
         files = ((boot.kernel, "kernel", False), (boot.initramfs, "initramfs", False))
@@ -187,8 +205,7 @@ class FirecrackerDriver:
         self, spec: VmSpec, files: tuple[tuple[Path, str, bool], ...], requests: Sequence[tuple[str, str, dict[str, Any]]]
     ) -> FirecrackerVm:
         s = self._settings
-        given = (*files, (spec.disk, "disk", True), *(((spec.capture, "capture", True),) if spec.capture else ()))
-        jail = Jail(s.firecracker, s.jailer, spec.name, spec.work, spec.namespace, given)
+        jail = Jail(s.firecracker, s.jailer, spec.name, spec.work, spec.namespace, (*files, (spec.disk, "disk", True)))
         pid = await asyncio.to_thread(_spawn, jail)
         vm = FirecrackerVm(pid, spec)
         try:
@@ -202,7 +219,7 @@ class FirecrackerDriver:
 def boot_requests(spec: VmSpec, boot: BootSpec, limits: RateLimits) -> list[tuple[str, str, dict[str, Any]]]:
     """What a machine is made of, request by request. Pure."""
     cmdline = f"console=ttyS0 reboot=k panic=-1 quiet mitigations=off {boot.cmdline}"
-    machine = {"vcpu_count": spec.machine.vcpu_count, "mem_size_mib": spec.machine.memory_mb, "track_dirty_pages": spec.capture is not None}
+    machine = {"vcpu_count": spec.machine.vcpu_count, "mem_size_mib": spec.machine.memory_mb, "track_dirty_pages": True}
     drive = {"drive_id": _DRIVE, "path_on_host": "/disk", "is_root_device": False, "is_read_only": False, "cache_type": "Writeback"}
     network = {"iface_id": _NETWORK, "host_dev_name": spec.tap, "guest_mac": spec.guest_mac}
     return [
@@ -215,13 +232,18 @@ def boot_requests(spec: VmSpec, boot: BootSpec, limits: RateLimits) -> list[tupl
     ]
 
 
+def save_request(is_whole: bool) -> dict[str, Any]:
+    """How a state is saved, with all of the memory or what changed of it. Pure."""
+    return {"snapshot_type": "Full" if is_whole else "Diff", "snapshot_path": "/state-out", "mem_file_path": CAPTURE}
+
+
 def load_requests(spec: VmSpec, settings: FirecrackerSettings) -> list[tuple[str, str, dict[str, Any]]]:
     """How a state is loaded and set going, with this node's limits instead of those in the state. Pure."""
     tracking = "track_dirty_pages" if _numbers(settings.version) >= _TRACK_DIRTY_PAGES_SINCE else "enable_diff_snapshots"
     load = {
         "snapshot_path": "/state",
         "mem_backend": {"backend_type": "File", "backend_path": "/memory"},
-        tracking: spec.capture is not None,
+        tracking: True,
         "network_overrides": [{"iface_id": _NETWORK, "host_dev_name": spec.tap}],
     }
     drive, network = _drive_limits(settings.limits), _network_limits(settings.limits)
@@ -256,15 +278,6 @@ def _spawn(jail: Jail) -> ProcessId:
         )
     finally:
         os.close(output)
-
-
-def _take(made: Path, path: Path) -> None:
-    """Move a file out of the jail. The bytes are the VMM's: only a regular file is taken."""
-    source = os.open(made, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(source, "rb") as content, path.open("xb") as target:
-        shutil.copyfileobj(content, target)
-    path.chmod(0o444)  # a jail reads it as another user
-    made.unlink()
 
 
 def _last_words(work: Path) -> str:

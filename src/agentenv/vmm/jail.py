@@ -4,12 +4,13 @@
         firecracker, dev/kvm, dev/net/tun    put there by Firecracker's jailer
         disk                                 the block device, or the file, of the sandbox's disk
         kernel, initramfs / state, memory    files of ours, which it cannot write
-        capture                              the file that memory is written to
+        capture                              empty; memory is written to what is mounted there while it is saved
         state-out, api.sock                  made by Firecracker
 
 Everything is mounted in a mount namespace made for this process, so that nothing is left of it when the process is gone, however
-it ends. The file system is small, so that a VMM whose guest has broken out of the machine cannot fill memory; its user is
-this sandbox's alone, as its network namespace is. The jailer adds chroot, the change of user and the end of all privileges;
+it ends. The file system is named after the VM's own folder, which tells whose process it is (`host.process.working_below`). It is
+small, so that a VMM whose guest has broken out of the machine cannot fill memory; its user is this sandbox's alone, as its network
+namespace is. The jailer adds chroot, the change of user and the end of all privileges;
 Firecracker adds seccomp.
 """
 
@@ -25,6 +26,8 @@ from agentenv.host import netns
 
 SIZE_BYTES = 32 << 20
 """The program (3 MB), a saved state (0.1 MB), and room for both to grow."""
+CAPTURE = "/capture"
+"""Where a VMM finds the file for its memory while it is saved."""
 MAX_OPEN_FILES = 1024
 _FIRST_USER = 0x4000_0000
 _FIRST_NAMESPACE = 0xF000_0000
@@ -32,9 +35,9 @@ GROUP = _FIRST_USER - 1
 """Of every jail: owns what they share, read-only."""
 
 _SCRIPT = """
-mount -t tmpfs -o "size=$2,mode=0755,nosuid" jail "$1"
-root=$3 user=$4; shift 4
-mkdir -p "$root"; chown "$user" "$root"
+mount -t tmpfs -o "size=$2,mode=0755,nosuid" "$5" "$1"
+root=$3 user=$4; shift 5
+mkdir -p "$root"; chown "$user" "$root"; : > "$root/capture"
 while [ "$1" != -- ]; do
   case $1 in
     bind) : > "$root/$3"; mount --bind "$2" "$root/$3"; shift 3;;
@@ -74,7 +77,7 @@ class Jail:
         steps = [word for source, name, writable in self.files for word in _step(source, name, writable)]
         return [
             *("unshare", "--mount", "--propagation", "private", "--"),
-            *("sh", "-euc", _SCRIPT, "jail", str(self.folder), str(SIZE_BYTES), str(self.root), f"{user}:{GROUP}"),
+            *("sh", "-euc", _SCRIPT, "jail", str(self.folder), str(SIZE_BYTES), str(self.root), f"{user}:{GROUP}", str(self.work)),
             *steps,
             *("--", str(self.jailer), "--id", self.name, "--exec-file", str(self.firecracker)),
             *("--uid", str(user), "--gid", str(GROUP), "--chroot-base-dir", str(self.folder)),

@@ -27,7 +27,7 @@ from agentenv.core.tasks import unless
 from agentenv.host import files, process
 from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
-from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.vmm.driver import BootSpec, MemoryExport, MemoryFile, User, VmSpec
 from agentenv.vmm.jail import user_of
 from agentenv.vmm.qmp import Qmp, QmpError
 
@@ -68,6 +68,11 @@ class QemuVm:
         self._log = CappedLog(spec.work / "output", spec.work / "vmm.log")
         self._log.start()
 
+    @property
+    def writer(self) -> User | None:
+        """None: its memory is read from outside."""
+        return None
+
     async def wait_started(self) -> None:
         """Return when the guest's CPUs run. Only then does QEMU pass on what is sent to the guest: it drops anything before."""
         log = self._spec.work / "vmm.log"
@@ -103,8 +108,8 @@ class QemuVm:
         """Whether QEMU stopped the VM because a write to its disk failed; the write is repeated when it runs again."""
         return _status(await self._call("query-status")) == "io-error"
 
-    async def save_state(self, path: Path) -> None:
-        """Write device and CPU state of the paused VM to `path`."""
+    async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
+        """Write device and CPU state of the paused VM to `path`; `memory` stays as it is."""
         try:
             await self._call("xen-save-devices-state", filename=f"/{_OUT}/state", live=False)
             if await asyncio.to_thread(files.take, self._spec.work / _OUT / "state", path, _STATE_BYTES_MAX) == 0:
@@ -145,6 +150,15 @@ class QemuDriver:
         s = self._settings
         cpu = f"{_cpu(s.accelerator)} {cpu_name(Path('/proc/cpuinfo').read_text())}" if s.accelerator == "kvm" else _cpu(s.accelerator)
         return VmIdentity("qemu", s.accelerator, cpu, s.version, kernel_sha256, initramfs_sha256, s.tsc_khz, _MACHINE)
+
+    @property
+    def memory(self) -> MemoryExport:
+        """Files, which are found again in the memory of its process."""
+        return MemoryExport()
+
+    def user(self, namespace: str) -> User | None:
+        """Ours."""
+        return None
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> QemuVm:
         """Start from the kernel."""

@@ -77,9 +77,9 @@ class Faults(RuleBasedStateMachine):
         self._written = 0
         self.node: FakeNode
 
-    @initialize(seed=st.one_of(st.none(), st.integers(0, 2**16)), warm=st.integers(0, 2))
-    def begin(self, seed: int | None, warm: int) -> None:
-        """`seed` is of how slow the steps of all calls are; None: all alike."""
+    @initialize(seed=st.one_of(st.none(), st.integers(0, 2**16)), warm=st.integers(0, 2), writes_memory=st.booleans())
+    def begin(self, seed: int | None, warm: int, writes_memory: bool) -> None:
+        """`seed` is of how slow the steps of all calls are; None: all alike. `writes_memory`: the VMMs do it themselves."""
         dice = random.Random(seed or 0)
         words = SimpleNamespace(choice=dice.choice, token_hex=lambda n: dice.randbytes(n).hex(), token_bytes=dice.randbytes)
         uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{dice.getrandbits(128):032x}"))
@@ -89,7 +89,7 @@ class Faults(RuleBasedStateMachine):
         limits = LimitsConfig(memory_reserve_mb=0, disk_reserve_mb=0).model_copy(
             update={"layers_in_chain": 2, "sandboxes_running": _RUNNING_MOST}  # chains are merged at almost every pause
         )
-        self.node = FakeNode(Path(self._folder.name) / "node", seed, limits=limits, warm=warm)
+        self.node = FakeNode(Path(self._folder.name) / "node", seed, limits=limits, warm=warm, writes_memory=writes_memory)
         self._do(self.node.start_server())
         self.claims = Claims(self.node)
 

@@ -86,8 +86,12 @@ _AT_ONCE = ("pause", "pause of the disk", "boot of a paused one", "resume", "rol
 ERRORS = {"a full disk": StorageFull, "a bug": ZeroDivisionError}
 
 
-async def _prepared(folder: Path, state: State) -> tuple[FakeNode, str]:
-    node = FakeNode(folder)
+#: those whose steps depend on who writes memory
+CAPTURES = ("pause", "fork of a running one", "snapshot of a running one", "checkpoint of a running one")
+
+
+async def _prepared(folder: Path, state: State, writes_memory: bool) -> tuple[FakeNode, str]:
+    node = FakeNode(folder, writes_memory=writes_memory)
     await node.start_server()
     await node.parts.volumes.create("data")
     sandbox_id = await node.create(volume_mounts=MOUNTS)
@@ -100,10 +104,10 @@ async def _prepared(folder: Path, state: State) -> tuple[FakeNode, str]:
     return node, sandbox_id
 
 
-async def _fail_at(folder: Path, name: str, step: int, error: type[Exception]) -> bool:
+async def _fail_at(folder: Path, name: str, step: int, error: type[Exception], writes_memory: bool) -> bool:
     """Run the verb with a failure at `step`; False when it has fewer steps."""
     verb, before, allowed = VERBS[name]
-    node, sandbox_id = await _prepared(folder, before)
+    node, sandbox_id = await _prepared(folder, before, writes_memory)
     node.points.fail("*", at=step, error=error("injected"))
     passed_before = len(node.points.passed)
     failed = False
@@ -144,8 +148,18 @@ async def _fail_at(folder: Path, name: str, step: int, error: type[Exception]) -
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("name", VERBS)
 async def test_a_failure_at_any_step_leaks_nothing_and_can_be_tried_again(ram_path: Path, name: str, error: type[Exception]) -> None:
+    await _fail_at_each(ram_path, name, error, writes_memory=False)
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("name", CAPTURES)
+async def test_a_failure_loses_no_page_that_a_vmm_has_told_of(ram_path: Path, name: str, error: type[Exception]) -> None:
+    await _fail_at_each(ram_path, name, error, writes_memory=True)
+
+
+async def _fail_at_each(ram_path: Path, name: str, error: type[Exception], writes_memory: bool) -> None:
     for step in range(1, _STEPS_MAX):
-        if not await _fail_at(ram_path / str(step), name, step, error):
+        if not await _fail_at(ram_path / str(step), name, step, error, writes_memory):
             assert step > 3, f"{name} has only {step - 1} steps: the failures do not reach it"
             return
     pytest.fail(f"{name} has {_STEPS_MAX} steps or more: raise the limit of this test")

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_orchestrator_fail_at_step import VERBS
+from test_orchestrator_fail_at_step import CAPTURES, VERBS
 
-from agentenv.core.errors import AgentEnvError, Internal, SnapshotOfAnotherHost
+from agentenv.core.errors import AgentEnvError, Conflict, Internal, SnapshotOfAnotherHost
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Creation
+from agentenv.host import process
+from agentenv.host.process import ProcessId
 from agentenv.testing.fake_node import FakeNode
 from agentenv.testing.fake_vmm import FakeProcess
 
@@ -21,10 +23,10 @@ _STEPS_MAX = 60
 _RESTING = (State.RUNNING, State.PAUSED, State.KILLED)
 
 
-async def _kill_at(folder: Path, name: str, step: int) -> bool:
+async def _kill_at(folder: Path, name: str, step: int, writes_memory: bool = False) -> bool:
     """Kill the server when the verb has passed `step` points; False when it has fewer."""
     verb, before, allowed = VERBS[name]
-    node = FakeNode(folder)
+    node = FakeNode(folder, writes_memory=writes_memory)
     await node.start_server()
     await node.parts.volumes.create("data")  # what the verbs of the table mount
     sandbox_id = await node.create()
@@ -64,8 +66,34 @@ async def _kill_at(folder: Path, name: str, step: int) -> bool:
 
 @pytest.mark.parametrize("name", VERBS)
 async def test_a_server_killed_at_any_step_leaves_nothing_the_next_cannot_mend(ram_path: Path, name: str) -> None:
+    await _kill_at_each(ram_path, name, writes_memory=False)
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+async def test_a_server_killed_in_a_capture_loses_no_page_that_a_vmm_has_told_of(ram_path: Path, name: str) -> None:
+    await _kill_at_each(ram_path, name, writes_memory=True)
+
+
+async def test_a_server_with_another_driver_touches_nothing(node: FakeNode) -> None:
+    sandbox_id = await node.create()
+    row = node.row(sandbox_id)
+    assert row.vm is not None
+    here = ProcessId(os.getpid(), process.start_ticks(os.getpid()) or 0)
+    of_qemu = replace(node.parts.identity, driver="qemu")
+    alive = replace(row.vm, pid=here.pid, pid_start_ticks=here.start_ticks, identity=of_qemu)
+    await node.parts.store.change(sandbox_id, vm=alive)
+    before = node.devices.stack_ids
+    node.kill_server()
+    with pytest.raises(Conflict, match="runs on qemu, but this node is to run on fake") as error:
+        await node.start_server()
+    assert "vmm.driver to qemu" in error.value.hint
+    assert node.devices.stack_ids == before
+    assert len(node.processes.alive()) == 1
+
+
+async def _kill_at_each(ram_path: Path, name: str, writes_memory: bool) -> None:
     for step in range(1, _STEPS_MAX):
-        if not await _kill_at(ram_path / str(step), name, step):
+        if not await _kill_at(ram_path / str(step), name, step, writes_memory):
             assert step > 2
             return
     pytest.fail(f"{name} has {_STEPS_MAX} steps or more: raise the limit of this test")

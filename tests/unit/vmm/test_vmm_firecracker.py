@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.errors import DeadlineExceeded, HostNotReady, Unavailable
+from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, Unavailable, Unsupported
 from agentenv.core.model import Machine
-from agentenv.vmm.driver import BootSpec, VmSpec
+from agentenv.host import mounts
+from agentenv.host.process import ProcessId
+from agentenv.vmm import firecracker
+from agentenv.vmm.driver import BootSpec, MemoryFile, VmSpec
 from agentenv.vmm.firecracker import FirecrackerSettings, RateLimits, boot_requests, installed_version, load_requests
 from agentenv.vmm.firecracker_api import FirecrackerApi, FirecrackerError
 
-SPEC = VmSpec("vm", Path("/work"), Machine(2, 256, 1024), Path("/m"), Path("/d"), "ns", "tap0", "02:00:00:00:00:01", Path("/c"))
+SPEC = VmSpec("vm", Path("/work"), Machine(2, 256, 1024), Path("/m"), Path("/d"), "ns", "tap0", "02:00:00:00:00:01")
 BOOT = BootSpec(Path("/k"), Path("/i"), "aenv.root=/dev/vda")
 LIMITS = RateLimits(disk_bytes=1000, disk_operations=20, network_bytes=300)
 SETTINGS = FirecrackerSettings(Path("/fc"), Path("/jailer"), "1.12.1", 1, "cpu")
@@ -59,40 +62,40 @@ class FakeFirecracker:
 
 
 @pytest.fixture
-async def firecracker(tmp_path: Path) -> AsyncIterator[FakeFirecracker]:
+async def firecracker_process(tmp_path: Path) -> AsyncIterator[FakeFirecracker]:
     fake = FakeFirecracker(tmp_path / "api.sock")
     yield fake
     fake.stop()
 
 
-async def test_it_is_waited_for_and_then_asked(firecracker: FakeFirecracker) -> None:
-    api = FirecrackerApi(firecracker.socket)
+async def test_it_is_waited_for_and_then_asked(firecracker_process: FakeFirecracker) -> None:
+    api = FirecrackerApi(firecracker_process.socket)
     waiting = asyncio.create_task(api.wait_listening(5))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    await firecracker.start()
+    await firecracker_process.start()
     await waiting
     await api.call("PUT", "/actions", {"action_type": "InstanceStart"})
-    assert firecracker.asked == [("GET", "/", None), ("PUT", "/actions", {"action_type": "InstanceStart"})]
+    assert firecracker_process.asked == [("GET", "/", None), ("PUT", "/actions", {"action_type": "InstanceStart"})]
     await api.close()
 
 
-async def test_each_failure_has_its_class(firecracker: FakeFirecracker) -> None:
-    api = FirecrackerApi(firecracker.socket)
+async def test_each_failure_has_its_class(firecracker_process: FakeFirecracker) -> None:
+    api = FirecrackerApi(firecracker_process.socket)
     with pytest.raises(Unavailable, match=r"within 0\.05 s"):
         await api.wait_listening(0.05)
-    await firecracker.start()
+    await firecracker_process.start()
     fault = b'{"fault_message":"no such drive"}'
-    firecracker.replies = [b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(fault), fault)]
+    firecracker_process.replies = [b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(fault), fault)]
     with pytest.raises(FirecrackerError, match="refused PUT /drives/x: no such drive"):
         await api.call("PUT", "/drives/x", {})
-    firecracker.replies = [b"HTTP/1.1 500 Error\r\nContent-Length: 4\r\n\r\nwhat"]
+    firecracker_process.replies = [b"HTTP/1.1 500 Error\r\nContent-Length: 4\r\n\r\nwhat"]
     with pytest.raises(FirecrackerError, match="what"):
         await api.call("PUT", "/drives/x", {})
-    firecracker.replies = [None]
+    firecracker_process.replies = [None]
     with pytest.raises(DeadlineExceeded, match=r"PATCH /vm within 0\.1 s"):
         await api.call("PATCH", "/vm", {}, deadline_s=0.1)
-    firecracker.replies = [b"nonsense\r\n\r\n"]
+    firecracker_process.replies = [b"nonsense\r\n\r\n"]
     with pytest.raises(Unavailable):
         await api.call("GET", "/")
     await api.close()
@@ -106,8 +109,6 @@ def test_a_boot_names_everything_by_its_place_in_the_jail() -> None:
     assert all(name in text for name in ('"/kernel"', '"/initramfs"', '"/disk"', "aenv.root=/dev/vda", '"Writeback"', SPEC.guest_mac))
     assert "limiter" not in text
     assert not any(str(path) in text for path in (SPEC.work, '/k"', '/i"'))
-    without = boot_requests(replace(SPEC, capture=None), BOOT, RateLimits())
-    assert without[0][2]["track_dirty_pages"] is False
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,56 @@ def test_limits_hold_after_a_boot_and_replace_those_of_a_state() -> None:
     assert loaded[1][2] == {"drive_id": "root", "rate_limiter": disk}
     assert loaded[2][2] == {"iface_id": "net", "rx_rate_limiter": network, "tx_rate_limiter": network}
     assert booted["/network-interfaces/net"]["tx_rate_limiter"] == network
+
+
+class Saving:
+    """A VM whose Firecracker is a fake, and whose jail is a folder."""
+
+    def __init__(self, fake: FakeFirecracker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.fake, self.lent = folder, fake, [""]
+        monkeypatch.setattr(firecracker, "inside", lambda pid, name: folder / name)
+        monkeypatch.setattr(mounts, "lend", lambda pid, source, target: self.lent.append(f"{source} at {target}"))
+        monkeypatch.setattr(mounts, "take_back", lambda pid, target: self.lent.append(f"{target} back"))
+        self.vm = firecracker.FirecrackerVm(ProcessId(1, 1), replace(SPEC, work=folder))
+
+
+@pytest.mark.parametrize(("is_whole", "kind"), [(False, "Diff"), (True, "Full")])
+async def test_a_save_lends_the_memory_file_for_as_long_as_it_takes(
+    firecracker_process: FakeFirecracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool, kind: str
+) -> None:
+    saving = Saving(firecracker_process, tmp_path, monkeypatch)
+    await firecracker_process.start()
+    (tmp_path / "state-out").write_text("device state")
+    await saving.vm.save_state(tmp_path / "kept", MemoryFile(Path("/stacks/one"), is_whole))
+    asked = {"snapshot_type": kind, "snapshot_path": "/state-out", "mem_file_path": "/capture"}
+    assert firecracker_process.asked == [("PUT", "/snapshot/create", asked)]
+    assert saving.lent[1:] == ["/stacks/one at /capture", "/capture back"]
+    assert (tmp_path / "kept").read_text() == "device state"
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o444, "another jail reads it"
+    assert not (tmp_path / "state-out").exists()
+    await saving.vm.close()
+
+
+async def test_a_save_that_fails_leaves_no_state_and_takes_the_file_back(
+    firecracker_process: FakeFirecracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(firecracker_process, tmp_path, monkeypatch)
+    await firecracker_process.start()
+    memory = MemoryFile(Path("/stacks/one"), is_whole=False)
+    fault = b'{"fault_message":"No space left on device"}'
+    firecracker_process.replies = [b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%s" % (len(fault), fault)]
+    with pytest.raises(Internal, match="No space left"):
+        await saving.vm.save_state(tmp_path / "kept", memory)
+    with pytest.raises(Internal, match="could not be saved"):  # it said it worked, and there is no file
+        await saving.vm.save_state(tmp_path / "kept", memory)
+    (tmp_path / "state-out").symlink_to("/etc/hostname")
+    with pytest.raises(Internal, match="could not be saved"):  # a guest that broke out could put a link in its place
+        await saving.vm.save_state(tmp_path / "kept", memory)
+    assert saving.lent[1:] == ["/stacks/one at /capture", "/capture back"] * 3
+    assert not (tmp_path / "kept").exists()
+    with pytest.raises(Unsupported):
+        await saving.vm.save_state(tmp_path / "kept")
+    await saving.vm.close()
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,8 @@ impl StackFs {
     fn file(&self, entry: &Entry) -> FileAttr {
         FileAttr {
             // Without write permission an unprivileged VMM cannot dirty pages
-            // that others map.
-            perm: if entry.is_writable() { 0o600 } else { 0o400 },
+            // that others map; those it shares them with are of its group.
+            perm: if entry.is_writable() { 0o600 } else { 0o440 },
             uid: entry.owner.uid,
             gid: entry.owner.gid,
             ..self.attributes(entry.inode, entry.stack.virtual_size_bytes())

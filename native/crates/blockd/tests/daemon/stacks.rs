@@ -203,7 +203,7 @@ fn a_read_only_stack_refuses_writes_and_a_reused_name_shows_new_content() {
         let file = open_rw(&daemon.file("same"));
         inodes.push(file.metadata().unwrap().ino());
         assert!(read(&file, 0, MIB as usize) == content(seed, MIB as usize));
-        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o400);
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o440);
         let refused = file.write_at(&[1; 512], 0).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
         drop(file);

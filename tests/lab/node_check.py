@@ -1,0 +1,103 @@
+"""A node on Firecracker and ublk devices: our wheel is installed, brought up, and tried by a part of the end-to-end tests.
+
+Under emulation the whole suite takes hours; `CHOSEN` is what about ten minutes allow, one file for each thing that is done
+otherwise here. `LAB_SUITE=full` runs all. Run by `inside.py`; needs what `run.py` brings along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SUITE_TIMEOUT_S = 5400
+TEST_TIMEOUT_S = 600
+UP_TIMEOUT_S = 1200
+RUN = Path("/run/agentenv-lab")
+CHOSEN = {
+    "test_lifecycle.py": "commands, files, ports, pause, forks, timeouts, a guest that powers off: each verb once",
+    "test_snapshots.py::test_two_go_on_from_a_running_one": "a capture of a VM that goes on, and VMs from it",
+    "test_checkpoints.py::test_memory_programs_and_files_go_back_as_often_as_wanted": "captures one upon the other, and back",
+    "test_filesystem_pause.py::test_kinds_of_pause_and_of_resume_may_alternate": "boots of disks, captures of booted VMs",
+    "test_restart.py::test_kill_of_the_server_loses_nothing": "jailed VMs are taken over",
+    "test_restart.py::test_down_pauses_and_up_brings_back": "nothing is left of devices and jails, and all comes back",
+    "test_network.py::test_host_services_are_out_of_reach": "the policy of a slot holds for its tap",
+    "test_warm.py": "VMs that stand ready, loaded and paused",
+}
+
+
+def main(here: Path, results: Path) -> None:
+    """Install the wheel, and run the tests on its node. AssertionError with their last lines when one fails."""
+    python = install(here)
+    environment = node_environment(here)
+    doctor = subprocess.run([str(python.with_name("aenv")), "doctor"], env=environment, capture_output=True, text=True, check=False)
+    print(doctor.stdout, flush=True)
+    assert "Firecracker" in doctor.stdout, doctor.stdout + doctor.stderr
+    try:
+        run_tests(here, python, environment, results)
+        measure(here, python, environment, results)
+    finally:
+        for log in (here / "home/log").glob("*.log"):
+            shutil.copy2(log, results / f"node-{log.name}")
+
+
+def install(here: Path) -> Path:
+    """An environment whose `aenv` is that of our wheel; its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", str(here / "venv")], check=True)
+    [packages] = (here / "venv/lib").glob("python3.*/site-packages")
+    (packages / "lab.pth").write_text(f"{here / 'site'}\n")
+    python, program = here / "venv/bin/python", here / "venv/bin/aenv"
+    program.write_text(f"#!{python}\nimport sys\nfrom agentenv.cli.main import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    return python
+
+
+def node_environment(here: Path) -> dict[str, str]:
+    """A node of its own that runs on Firecracker, with what was brought along in its cache."""
+    home = here / "home"
+    (home / "cache").mkdir(parents=True, exist_ok=True)
+    if (here / "assets").is_dir():
+        (here / "assets").rename(home / "cache/assets")
+    return os.environ | {
+        "AENV_TEST_HOME": str(home),
+        "AENV_TEST_RUN": str(RUN),
+        "AENV_TEST_POOL_CIDR": "10.152.0.0/16",
+        "AENV_NODE_HOME": str(home),
+        "AENV_NODE_RUN": str(RUN),
+        "AENV_VMM_DRIVER": "firecracker",
+        "AENV_VMM_FIRECRACKER": str(here / "firecracker"),
+        "AENV_VMM_JAILER": str(here / "jailer"),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+
+
+def measure(here: Path, python: Path, environment: dict[str, str], results: Path) -> None:
+    """Figures of the same node with the settings that a node has by default."""
+    aenv = str(python.with_name("aenv"))
+    subprocess.run([aenv, "up", "--detach"], env=environment, check=True, timeout=UP_TIMEOUT_S)
+    try:
+        client = json.loads(subprocess.run([aenv, "env", "--json"], env=environment, capture_output=True, check=True).stdout)
+        command = [str(python), "-u", str(here / "figures.py"), str(here), str(results)]
+        done = subprocess.run(command, env=environment | client, timeout=SUITE_TIMEOUT_S, check=False)
+    finally:
+        subprocess.run([aenv, "down", "--kill"], env=environment, check=True, timeout=UP_TIMEOUT_S)
+    assert done.returncode == 0, "a bound is not held, or a figure could not be taken"
+
+
+def run_tests(here: Path, python: Path, environment: dict[str, str], results: Path) -> None:
+    """The chosen end-to-end tests, or all of them."""
+    names = ["."] if os.environ.get("LAB_SUITE") == "full" else list(CHOSEN)
+    wanted = [f"tests/e2e/{name}" for name in names]
+    report = ["--junitxml", str(results / "node-tests.xml"), "--durations=0", "--durations-min=1", f"--timeout={TEST_TIMEOUT_S}"]
+    command = [str(python), "-m", "pytest", "-v", "--color=no", *report, *wanted]
+    log = results / "node-tests.log"
+    with log.open("w") as output:
+        done = subprocess.run(
+            command, cwd=here / "checkout", env=environment, stdout=output, stderr=output, timeout=SUITE_TIMEOUT_S, check=False
+        )
+    lines = log.read_text(errors="replace").splitlines()
+    assert done.returncode == 0, "the tests failed:\n" + "\n".join(lines[-120:])
+    print(f"    {lines[-1].strip(' =')}", flush=True)
