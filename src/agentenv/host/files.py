@@ -110,7 +110,12 @@ def storage_full(what: str) -> Iterator[None]:
 
 
 def warm(path: Path, limit_bytes: int) -> int:
-    """Read the data of a sparse file, at most `limit_bytes`, so that the kernel has it cached; returns how much that was. Blocks."""
+    """Read the data of a sparse file, at most `limit_bytes`, so that the kernel has it cached; returns how much that was. Blocks.
+
+    Nothing of a device: it does not tell where it has none, and the cache would be filled with zeros.
+    """
+    if path.is_block_device():
+        return 0
     done = 0
     with path.open("rb", buffering=0) as source:
         end, at = source.seek(0, os.SEEK_END), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,9 @@ def test_only_data_is_read_and_no_more_than_allowed(
             out.write(os.urandom(MB))
         out.truncate(size_mb * MB)
     assert warm(path, limit_mb * MB) == expected_mb * MB
+
+
+def test_of_a_device_nothing_is_read(root: None, tmp_path: Path):
+    device = tmp_path / "device"
+    os.mknod(device, stat.S_IFBLK | 0o600, os.makedev(7, 250))  # nothing is there: to open it would fail
+    assert warm(device, MB) == 0
