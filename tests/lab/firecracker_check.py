@@ -238,7 +238,7 @@ async def main(here: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "run").mkdir(parents=True)
     programs = (here / "firecracker", here / "jailer")
-    settings = FirecrackerSettings(*programs, installed_version(*programs), 0, "host", LIMITS)
+    settings = FirecrackerSettings(*programs, installed_version(*programs), "host", LIMITS)
     blocks = await supervisor.ensure_running(here / "blockd", folder / "run", folder / "blockd.log")
     assert "ublk" in (await blocks.info())["exports"], await blocks.info()
     slots = SlotPool(Layout("10.150.0.0/16", "1ab0"), (), 2)

@@ -108,7 +108,7 @@ def driver_for(installed: VmmInstallation, config: VmmConfig) -> Vmm:
     found = installed.firecracker
     if found is not None:
         cpu = f"host {cpu_name(Path('/proc/cpuinfo').read_text())}"
-        return FirecrackerDriver(FirecrackerSettings(found.firecracker, found.jailer, found.version, tsc_khz(), cpu))
+        return FirecrackerDriver(FirecrackerSettings(found.firecracker, found.jailer, found.version, cpu))
     return QemuDriver(qemu_settings(installed, config))
 
 

@@ -59,7 +59,6 @@ class FirecrackerSettings:
     firecracker: Path
     jailer: Path
     version: str
-    tsc_khz: int
     cpu_model: str
     limits: RateLimits = field(default_factory=RateLimits)
 
@@ -170,9 +169,9 @@ class FirecrackerDriver:
         self._settings = settings
 
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
-        """What snapshots made here depend on."""
+        """What snapshots made here depend on. Not the TSC's rate: a state has it, and a load has KVM keep to it, or fails."""
         s = self._settings
-        return VmIdentity("firecracker", "kvm", s.cpu_model, s.version, kernel_sha256, initramfs_sha256, s.tsc_khz)
+        return VmIdentity("firecracker", "kvm", s.cpu_model, s.version, kernel_sha256, initramfs_sha256, 0)
 
     @property
     def memory(self) -> MemoryExport:

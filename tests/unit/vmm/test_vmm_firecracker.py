@@ -23,7 +23,7 @@ from agentenv.vmm.firecracker_api import FirecrackerApi, FirecrackerError
 SPEC = VmSpec("vm", Path("/work"), Machine(2, 256, 1024), Path("/m"), Path("/d"), "ns", "tap0", "02:00:00:00:00:01")
 BOOT = BootSpec(Path("/k"), Path("/i"), "aenv.root=/dev/vda")
 LIMITS = RateLimits(disk_bytes=1000, disk_operations=20, network_bytes=300)
-SETTINGS = FirecrackerSettings(Path("/fc"), Path("/jailer"), "1.12.1", 1, "cpu")
+SETTINGS = FirecrackerSettings(Path("/fc"), Path("/jailer"), "1.12.1", "cpu")
 
 
 class FakeFirecracker:
