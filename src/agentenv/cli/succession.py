@@ -57,7 +57,7 @@ def replace_server(config: Config, waiting: Callable[[str], None]) -> tuple[Serv
             record = read_record(config)
             if record is not None and record.pid != former.pid and record.is_alive() and is_healthy(config):
                 return former, record
-            if record is None and not former.is_alive():
+            if not former.is_alive() and (record is None or not record.is_alive()):
                 break
             waiting("replace the server")
             time.sleep(_POLL_S)

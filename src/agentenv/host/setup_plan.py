@@ -108,7 +108,7 @@ def wanted_files(program: Path) -> list[File]:
     return [
         File(MODULES_FILE, f"{_NOTE}\n{modules}\n", "kernel modules that are loaded at boot"),
         File(SYSCTL_FILE, f"{_NOTE}\n{settings}\n", "kernel settings"),
-        File(UNITS / SLICE, unit_text(SLICE), "the slice that the node and its sandboxes are in"),
+        File(UNITS / SLICE, unit_text(SLICE), "the slice of the node's server and blockd"),
         File(UNITS / SERVICE, unit, "the node as a service"),
     ]
 
