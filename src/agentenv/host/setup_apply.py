@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv.core.errors import HostNotReady
+from agentenv.core.errors import AgentEnvError, HostNotReady
 from agentenv.host.command import run_command
 from agentenv.host.files import own_folder, write_atomic
 from agentenv.host.production import SERVICE, SYSTEMD
-from agentenv.host.setup_plan import ENABLED, HOME_MODE, RECORD, UNITS, Plan
+from agentenv.host.setup_plan import ENABLED, HOME_MODE, RECORD, UNITS, Plan, package_facts
 from agentenv.host.tuning import SYSCTLS
 
 Report = Callable[[str], None]
 Run = Callable[[Sequence[str]], object]
+_COUNTED_ON = "required"
 _COMMAND_DEADLINE_S = 900.0
 """Packages are fetched and unpacked; all else takes a moment."""
 
@@ -52,9 +53,8 @@ def apply_plan(plan: Plan, report: Report, run: Run = run_here) -> None:
         record.packages = sorted({*record.packages, *plan.packages})
         _keep(root, record)
         report(f"install {' '.join(plan.packages)}")
-        within = [] if root == Path("/") else ["chroot", str(root)]
-        run([*within, "apt-get", "update"])
-        run([*within, "apt-get", "install", "-y", "--no-install-recommends", *plan.packages])
+        run([*_within(root), "apt-get", "update"])
+        run([*_within(root), "apt-get", "install", "-y", "--no-install-recommends", *plan.packages])
     for file in plan.files:
         record.files[str(file.path)] = _digest(file.content.encode())
         _keep(root, record)
@@ -122,13 +122,27 @@ def take_back(root: Path, report: Report, run: Run = run_here) -> None:
             pass
         except OSError:
             report(f"left /{name}: it has the node's data")
-    if record.packages:
-        report(f"remove {' '.join(record.packages)}")
-        within = [] if root == Path("/") else ["chroot", str(root)]
-        run([*within, "apt-get", "remove", "-y", *record.packages])
+    _remove_packages(root, record.packages, report, run)
     (root / RECORD).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (root / RECORD).parent.rmdir()
+
+
+def _remove_packages(root: Path, names: Sequence[str], report: Report, run: Run) -> None:
+    priorities = package_facts(root, names) if names else {}
+    removed = [name for name, priority in priorities.items() if priority != _COUNTED_ON]
+    if kept := sorted(set(priorities) - set(removed)):
+        report(f"left {' '.join(kept)}: Debian counts on it")
+    if removed:
+        report(f"remove {' '.join(removed)}")
+        try:  # not by apt, which would take along what was installed since and needs them
+            run([*_within(root), "dpkg", "--remove", *removed])
+        except AgentEnvError as error:
+            report(f"not all of them could be removed: {error.message}")
+
+
+def _within(root: Path) -> list[str]:
+    return [] if root == Path("/") else ["chroot", str(root)]
 
 
 def _remove_file(path: Path, digest: str, report: Report) -> None:

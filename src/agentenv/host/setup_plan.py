@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -148,10 +149,17 @@ def _require_debian(root: Path) -> None:
 
 def _missing_packages(root: Path) -> tuple[str, ...]:
     wanted = sorted({entry.package for entry in REQUIREMENTS} - {""})
-    query = ["dpkg-query", f"--admindir={root / 'var/lib/dpkg'}", "-W", "-f", "${Package} ${db:Status-Status}\\n", *wanted]
+    installed = package_facts(root, wanted)
+    return tuple(name for name in wanted if name not in installed)
+
+
+def package_facts(root: Path, names: Sequence[str]) -> dict[str, str]:
+    """The priority of each of the packages that is installed below `root`. HostNotReady: there is no dpkg to ask."""
+    form = "${Package} ${db:Status-Status} ${Priority}\\n"
+    query = ["dpkg-query", f"--admindir={root / 'var/lib/dpkg'}", "-W", "-f", form, *names]
     try:
         said = subprocess.run(query, capture_output=True, text=True, timeout=_QUERY_DEADLINE_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostNotReady(f"dpkg-query cannot be asked for packages: {error}", "use a Debian or Ubuntu host") from error
-    installed = {line.split()[0] for line in said.splitlines() if line.endswith(" installed")}
-    return tuple(name for name in wanted if name not in installed)
+    lines = (line.split() for line in said.splitlines())
+    return {words[0]: words[2] if len(words) > 2 else "" for words in lines if len(words) > 1 and words[1] == "installed"}

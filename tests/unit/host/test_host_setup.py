@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentenv.cli.main import cli
-from agentenv.core.errors import HostNotReady
+from agentenv.core.errors import HostNotReady, Internal
 from agentenv.host import setup_plan
 from agentenv.host.requirements import REQUIREMENTS
 from agentenv.host.setup_apply import apply_plan, read_record, take_back
@@ -37,10 +37,9 @@ def root(tmp_path: Path) -> Path:
 
 def install(root: Path, *packages: str) -> None:
     """As dpkg would say it."""
-    entries = (
-        f"Package: {name}\nStatus: install ok installed\nVersion: 1\nArchitecture: amd64\nMaintainer: x\nDescription: x\n\n"
-        for name in packages
-    )
+    rest = "Version: 1\nArchitecture: amd64\nMaintainer: x\nDescription: x\n\n"
+    priorities = {name: "required" if name == "e2fsprogs" else "optional" for name in packages}
+    entries = (f"Package: {name}\nStatus: install ok installed\nPriority: {priority}\n{rest}" for name, priority in priorities.items())
     (root / "var/lib/dpkg/status").write_text("".join(entries))
 
 
@@ -85,7 +84,8 @@ def test_a_bare_host_gets_everything_and_a_second_time_nothing(root):
     assert (len(ran), read_record(root)) == (2, record)
 
     take_back(root, lambda _: None, lambda argv: ran.append(tuple(argv)))
-    assert ran[-1] == ("chroot", str(root), "apt-get", "remove", "-y", *plan.packages)
+    removed = [name for name in plan.packages if name != "e2fsprogs"]  # it came with us, but no Debian goes without it
+    assert ran[-1] == ("chroot", str(root), "dpkg", "--remove", *removed)
     shutil.rmtree(root / "var/lib/dpkg")
     assert files_of(root) == {name: content for name, content in before.items() if "dpkg" not in name}
     assert not (root / "var/lib/agentenv").exists()
@@ -93,12 +93,12 @@ def test_a_bare_host_gets_everything_and_a_second_time_nothing(root):
 
 def test_what_was_there_before_or_was_changed_since_is_left(root):
     have = [entry.package for entry in REQUIREMENTS if entry.package and entry.package != "skopeo"]
-    install(root, *have)
+    install(root, *have)  # skopeo will seem to be missing at first, and be there when it is taken back
     (root / "var/lib/agentenv").mkdir(parents=True)
     plan = make_plan(root, HOME, PROGRAM)
     assert plan.packages == ("skopeo",)
     assert plan.folders == ()
-    apply_plan(plan, lambda _: None, lambda argv: None)
+    apply_plan(plan, lambda _: None, lambda argv: install(root, *have, "skopeo"))
     (root / "var/lib/agentenv/node.db").write_text("data")
     (root / SYSCTL_FILE).write_text("net.ipv4.ip_forward = 0\n")
     said: list[str] = []
@@ -109,6 +109,18 @@ def test_what_was_there_before_or_was_changed_since_is_left(root):
     assert any("sysctl.d" in line and "changed since" in line for line in said)
     assert (root / "var/lib/agentenv/node.db").read_text() == "data"
     assert not (root / UNITS / "agentenv.service").exists()
+
+
+def test_packages_that_others_need_by_now_are_left(root):
+    apply_plan(make_plan(root, HOME, PROGRAM), lambda _: None, lambda argv: install(root, "skopeo", "zstd"))
+
+    def refuse(argv):
+        raise Internal("dpkg failed with status 1: other depends on zstd")
+
+    said: list[str] = []
+    take_back(root, said.append, refuse)
+    assert "not all of them could be removed: dpkg failed with status 1: other depends on zstd" in said
+    assert not (root / RECORD).exists()
 
 
 def test_a_home_with_data_is_left(root):
