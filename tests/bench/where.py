@@ -21,6 +21,7 @@ STEPS = {
     "slot": "takes a network slot",
     "stacks": "opens memory and disk",
     "spawn": "starts the VMM process",
+    "fill": "copies what is the sandbox's alone into its memory",
     "load": "VMM loads the state and runs",
     "guest": "guest answers its agent's call",
     "stop": "stops the VM, drains its disk",

@@ -6,6 +6,7 @@ that have ended for `limits.killed_kept_s`: a long run sets that low (`AENV_LIMI
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -68,11 +69,14 @@ def _measured(node: Node) -> dict[str, float]:
         figures |= {f"{name}: {what}": figure for what, figure in _status(pid).items()}
     there = remains(node.home, node.run)
     figures |= {what: len(there.get(what, ())) for what in ("processes", "namespaces", "links", "mounts", "tables")}
-    layers = [path for path in (node.home / "layers").iterdir() if path.is_file()]
+    layers = []
+    for path in (node.home / "layers").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the sweep goes on meanwhile
+            layers.append(path.stat())
     figures |= {
         "rules": sum(_lines("ip", "netns", "exec", line.split()[0], "nft", "list", "ruleset") for line in there.get("namespaces", ())),
         "layers": len(layers),
-        "layers, MB": sum(path.stat().st_blocks for path in layers) / 2048,
+        "layers, MB": sum(layer.st_blocks for layer in layers) / 2048,
         "snapshots": len(list((node.home / "snapshots").iterdir())),
         "stacks": len(list((node.run / "stacks").iterdir())),
         "VM folders": len(list((node.run / "vms").iterdir())),

@@ -103,12 +103,14 @@ class BlockClient:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self._has_devices = False  # as the last `info` said
+        self.fills_memory = False  # likewise: one of an earlier version, which has run on, cannot
         self._http = httpcore.AsyncConnectionPool(uds=str(socket), max_connections=32, keepalive_expiry=_IDLE_S)
 
     async def info(self, deadline_s: float = 5.0) -> dict[str, Any]:
         """Program, version, protocol and mount of the running blockd. Unavailable when it does not answer."""
         info = await self._call("GET", "/v1/info", dict, deadline_s=deadline_s)
         self._has_devices = "ublk" in info.get("exports", ())
+        self.fills_memory = bool(info.get("fills_memory"))
         return info
 
     async def open(
@@ -174,6 +176,14 @@ class BlockClient:
         """Write the pages of `pid`'s private mapping of `stack_id` that diverged from it into one new layer."""
         body = {"pid": pid, "stack": stack_id, "output": str(output), "sync": sync}
         return await self._call("POST", "/v1/captures", _capture, body, _COPY_DEADLINE_S)
+
+    async def fill(self, pid: int, stack_id: str, layers: Sequence[Path]) -> int:
+        """Write what `layers`, which lie upon `stack_id`, hold into `pid`'s private mapping of it, which then reads as all of them.
+
+        Its guest must not run yet. Returns the bytes written. Only if `fills_memory`.
+        """
+        body = {"pid": pid, "stack": stack_id, "layers": [str(path) for path in layers]}
+        return await self._call("POST", "/v1/fills", lambda reply: int(reply["bytes"]), body, _COPY_DEADLINE_S)
 
     async def import_raw(self, source: Path, output: Path) -> int:
         """Turn a raw disk image into a sealed layer without its zero blocks. Returns the layer's size in bytes."""

@@ -224,6 +224,9 @@ class VmmConfig(_Section):
     accelerator: Literal["auto", "kvm", "tcg"] = Field("auto", description="`auto`: KVM where ordinary guests run on it, else emulation.")
     qemu: str = Field("", description="Path of a qemu-system-x86_64 to use instead of the packaged one.")
     code_cache_mb: int = Field(64, ge=16, le=1024, description="Translation cache of an emulated VM, MiB; filled as the guest runs.")
+    own_memory_copied_mb: int = Field(
+        16, ge=0, le=1024, description="What a sandbox alone has of its memory is copied when it comes back, up to so many MiB; 0: never."
+    )
 
 
 class NetworkConfig(_Section):

@@ -73,7 +73,7 @@ async def _resume(parts: Parts, sandbox: Sandbox, timeout_s: int, memory: bool, 
     await parts.store.transition(sandbox_id, State.PAUSED, State.RESUMING)
     began_ms = parts.clock.monotonic_ms()
     try:
-        record, vm = await start(parts, sandbox, snapshot, cold=not memory)
+        record, vm = await start(parts, sandbox, snapshot, cold=not memory, alone=True)
         end_at_ms = parts.clock.now_ms() + 1000 * timeout_s
         changes = {"vm": record, "snapshot_id": None, "end_at_ms": end_at_ms, "on_timeout": on_timeout, "guest_unresponsive": False}
         running = await parts.store.transition(sandbox_id, State.RESUMING, State.RUNNING, **changes)

@@ -65,7 +65,7 @@ async def _running(parts: Parts, sandbox: Sandbox, record: RunningVm, target: Ch
         parts.shared.formers[sandbox_id] = (record, former)
         try:
             await former.pause()
-            fresh, vm = await start(parts, sandbox, snapshot)
+            fresh, vm = await start(parts, sandbox, snapshot, alone=True)
             changes = {"vm": fresh, "snapshot_id": None, "checkpoint_id": target.checkpoint_id}
             running = await parts.store.transition(sandbox_id, State.ROLLING_BACK, State.RUNNING, **changes)
         except BaseException as error:

@@ -26,6 +26,7 @@ from agentenv.core.network import OPEN
 from agentenv.core.spans import span
 from agentenv.core.tasks import unless
 from agentenv.guest.client import GuestIdentity
+from agentenv.host.process import ProcessId
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.serve_volumes import life, serve
@@ -54,19 +55,36 @@ def blank_memory_id(memory_mb: int) -> str:
     return f"mem-blank-{memory_mb}"
 
 
-def plan(parts: Parts, snapshot: Snapshot, slot: int, *, cold: bool) -> RunningVm:
-    """Every name that a VM started from a snapshot will use, before anything but its slot is acquired."""
+def plan(parts: Parts, snapshot: Snapshot, slot: int, *, cold: bool, alone: bool = False) -> RunningVm:
+    """Every name that a VM started from a snapshot will use, before anything but its slot is acquired.
+
+    `alone`: no other will start from that snapshot.
+    """
     upper = parts.layers.new_id()
+    memory = () if cold else mapped_layers(parts, snapshot) if alone else snapshot.memory_layers
     return RunningVm(
         run_id=new_run_id(),
         slot=slot,
-        memory_stack=blank_memory_id(snapshot.machine.memory_mb) if cold else memory_stack_id(snapshot.memory_layers),
+        memory_stack=blank_memory_id(snapshot.machine.memory_mb) if cold else memory_stack_id(memory),
         disk_stack=f"disk-{upper}",
-        memory_layers=() if cold else snapshot.memory_layers,
+        memory_layers=memory,
         disk_layers=snapshot.disk_layers,
         upper_layer=upper,
         identity=parts.identity if cold else snapshot.identity,
     )
+
+
+def mapped_layers(parts: Parts, snapshot: Snapshot) -> tuple[str, ...]:
+    """The layers of memory that a VM maps which starts alone from a snapshot: all, or all but the newest, which is copied then.
+
+    Copied, because a device of all layers is read by nobody else and has nothing in the page cache, while that of the layers below
+    is most often a template's, whose pages all its VMs share. Large ones are read as the guest needs them.
+    """
+    *below, own = snapshot.memory_layers
+    if not below or not (parts.vmm.fills_memory and parts.blocks.fills_memory):
+        return snapshot.memory_layers
+    is_small = parts.layers.path(own).stat().st_size <= parts.config.vmm.own_memory_copied_mb << 20
+    return tuple(below) if is_small else snapshot.memory_layers
 
 
 async def require_usable(parts: Parts, snapshot: Snapshot, *, cold: bool) -> None:
@@ -87,18 +105,31 @@ async def launch_vm(
     if cold:
         vm = await parts.vmm.boot(spec, parts.boot)
     else:
-        vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id))
+        own = parts.layers.paths(snapshot.memory_layers[len(record.memory_layers) :])
+
+        async def fill(process: ProcessId) -> None:
+            await parts.blocks.fill(process.pid, record.memory_stack, own)
+
+        vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id), fill if own else None)
     return replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks), vm
 
 
 async def start(
-    parts: Parts, sandbox: Sandbox, snapshot: Snapshot, *, cold: bool = False, clock_behind_ms: int = 0, warm: WarmVm | None = None
+    parts: Parts,
+    sandbox: Sandbox,
+    snapshot: Snapshot,
+    *,
+    cold: bool = False,
+    alone: bool = False,
+    clock_behind_ms: int = 0,
+    warm: WarmVm | None = None,
 ) -> tuple[RunningVm, Vm]:
     """Start `snapshot` as `sandbox` and return once its guest has its identity. `cold` boots it even if there is memory.
 
-    `clock_behind_ms` sets the guest's clock that much before ours, for guests that become templates. `warm` is a VM of the snapshot
-    that stands ready for this sandbox, and is woken. What is acquired is on the sandbox's record (`vm`) and in `shared.vms`, from
-    the first moment on and also after a failure: whoever takes it off the record frees it with `stop`, and nobody else does.
+    `alone`: nobody else will start from that snapshot (`mapped_layers`). `clock_behind_ms` sets the guest's clock that much before ours,
+    for guests that become templates. `warm` is a VM of the snapshot that stands ready for this sandbox, and is woken. What is acquired is
+    on the sandbox's record (`vm`) and in `shared.vms`, from the first moment on and also after a failure: whoever takes it off the
+    record frees it with `stop`, and nobody else does.
     """
     cold = cold or not snapshot.has_memory
     await require_usable(parts, snapshot, cold=cold)
@@ -109,7 +140,7 @@ async def start(
         try:
             if warm is not None and (woken := await _wake(parts, sandbox, warm)) is not None:
                 return woken
-            return await _start(parts, sandbox, snapshot, cold, clock_behind_ms)
+            return await _start(parts, sandbox, snapshot, cold, alone, clock_behind_ms)
         finally:
             parts.shared.starting.release()
 
@@ -135,12 +166,12 @@ async def _wake(parts: Parts, sandbox: Sandbox, warm: WarmVm) -> tuple[RunningVm
     return record, warm.vm
 
 
-async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool, clock_behind_ms: int) -> tuple[RunningVm, Vm]:
+async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool, alone: bool, clock_behind_ms: int) -> tuple[RunningVm, Vm]:
     sandbox_id = sandbox.sandbox_id
     with span("slot"):
         slot = await parts.slots.acquire(sandbox.egress)
-    record = plan(parts, snapshot, slot.number, cold=cold)
     try:
+        record = plan(parts, snapshot, slot.number, cold=cold, alone=alone)
         await parts.store.change(sandbox_id, vm=record)
     except BaseException:
         await parts.slots.release(slot.number)

@@ -19,7 +19,7 @@ from agentenv.orchestrator.layer_uses import layer_uses
 from agentenv.orchestrator.parts import Parts
 
 _log = logging.getLogger(__name__)
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 _YOUNG_S = 3600.0  # most layers of sandboxes live no longer
 _IDLE_MS = 10 * 60_000  # between looks whether a layer's turn has come
 State = Literal["intact", "noted", "remote", "written", "damaged", "mended"]
@@ -96,13 +96,14 @@ async def _damaged(parts: Parts, mender: Mender, layer_id: str, expected: str, f
 
 async def _sha256(parts: Parts, layer_id: str, bytes_per_s: int) -> str:
     digest, done, began_s = hashlib.sha256(), 0, time.monotonic()
+    buffer = memoryview(bytearray(_PIECE_BYTES))  # one for all: each thread that allocated pieces would keep the room of one
     try:
-        with parts.layers.path(layer_id).open("rb") as file:
+        with parts.layers.path(layer_id).open("rb", buffering=0) as file:
 
             def read() -> int:
-                piece = file.read(_PIECE_BYTES)
-                digest.update(piece)
-                return len(piece)
+                count = file.readinto(buffer)
+                digest.update(buffer[:count])
+                return count
 
             while count := await asyncio.to_thread(read):
                 done += count

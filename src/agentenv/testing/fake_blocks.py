@@ -184,16 +184,26 @@ class FakeDevices:
 
     def capture(self, pid: int, stack_id: str, output: Path) -> int:
         """Write what a process's memory has diverged by; returns how many blocks."""
-        stack = self.by_id(stack_id)
-        process = self.find_process(pid)
+        process = self._at_rest(pid, stack_id, "captured")
+        output.write_text(json.dumps(process.diverged))
+        return len(process.diverged)
+
+    def fill(self, pid: int, stack_id: str, layers: Sequence[Path]) -> int:
+        """Let a process's memory diverge by what layers hold; returns how many blocks."""
+        process = self._at_rest(pid, stack_id, "filled")
+        for layer in layers:
+            process.diverged.update(read_layer(layer))
+        return len(process.diverged)
+
+    def _at_rest(self, pid: int, stack_id: str, what: str) -> MemoryOwner:
+        stack, process = self.by_id(stack_id), self.find_process(pid)
         if process is None:
             raise NotFound(f"process {pid} has ended")
         if process.memory_path != stack.path:
             raise InvalidInput(f"process {pid} does not map stack {stack_id}")
         if process.running:
-            self.violations.append(f"the memory of process {pid} was captured while its guest ran")
-        output.write_text(json.dumps(process.diverged))
-        return len(process.diverged)
+            self.violations.append(f"the memory of process {pid} was {what} while its guest ran")
+        return process
 
     def by_id(self, stack_id: str) -> _Open:
         """NotFound when it is not open."""
@@ -222,6 +232,8 @@ def read_layer(path: Path) -> Content:
 
 class FakeBlocks:
     """One server's client. Points: `blocks.<call>` and, for calls with an effect, `blocks.<call>:done`."""
+
+    fills_memory = True
 
     def __init__(self, devices: FakeDevices, points: Failpoints | None = None) -> None:
         self._devices = devices
@@ -290,6 +302,13 @@ class FakeBlocks:
         pages = self._devices.capture(pid, stack_id, output)
         await self._hit("blocks.capture:done")
         return Capture(output.stat().st_size, pages, 0, pages, 0, 0)
+
+    async def fill(self, pid: int, stack_id: str, layers: Sequence[Path]) -> int:
+        """Write layers into the memory of a process."""
+        await self._hit("blocks.fill")
+        blocks = self._devices.fill(pid, stack_id, layers)
+        await self._hit("blocks.fill:done")
+        return blocks
 
     async def import_raw(self, source: Path, output: Path) -> int:
         """A fake raw image is a layer already."""

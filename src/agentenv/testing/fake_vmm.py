@@ -19,7 +19,7 @@ from agentenv.guest.client import GuestIdentity
 from agentenv.host.process import ProcessId
 from agentenv.testing.failpoints import Failpoints
 from agentenv.testing.fake_blocks import Content, FakeDevices
-from agentenv.vmm.driver import BootSpec, MemoryExport, MemoryFile, User, VmSpec
+from agentenv.vmm.driver import BootSpec, Fill, MemoryExport, MemoryFile, User, VmSpec
 
 _STATE = {"device": "state"}
 
@@ -89,10 +89,10 @@ class FakeProcesses:
         """The living process in a network namespace. One that outlived its kill is in a former namespace of that name."""
         return next((p for p in self._alive.values() if p.spec.namespace == namespace and not p.doomed), None)
 
-    def start(self, spec: VmSpec, boots: bool = False) -> FakeProcess:
+    def start(self, spec: VmSpec, boots: bool = False, waits: bool = False) -> FakeProcess:
         """A new process that has opened its memory and disk. NotFound when one does not exist.
 
-        A guest that boots knows what is on its disk, and nothing else.
+        A guest that boots knows what is on its disk, and nothing else. One that `waits` does not run before `run`.
         """
         if self.devices is None:
             raise Internal("the fake machine has no block devices")
@@ -101,8 +101,6 @@ class FakeProcesses:
             self.violations.append(f"{spec.name} was started in the namespace of {other.spec.name}")
         if boots and memory:
             self.violations.append(f"{spec.name} was booted on memory that holds {memory}")
-        if not boots and memory != disk:
-            self.violations.append(f"{spec.name} was restored from memory {memory} and disk {disk} of different instants")
         spec.work.mkdir(parents=True, exist_ok=True)
         process = FakeProcess(ProcessId(next(self._pids), next(self.ticks)), spec, self.devices, memory)
         if boots:
@@ -110,7 +108,17 @@ class FakeProcesses:
         self._alive[process.process.pid] = process
         for path in (spec.memory, spec.disk):
             self.devices.map(path, 1)
+        process.running = boots
+        if not boots and not waits:
+            self.run(process)
         return process
+
+    def run(self, process: FakeProcess) -> None:
+        """Its guest goes on."""
+        disk = process.devices.read(process.spec.disk)
+        if process.memory != disk:
+            self.violations.append(f"{process.spec.name} was restored from memory {process.memory} and disk {disk} of different instants")
+        process.running = True
 
     def end(self, process: FakeProcess, last_words: str = "its VMM was killed") -> None:
         """The process is gone. Idempotent."""
@@ -208,6 +216,7 @@ class FakeVmm:
     """Stands in for a driver. Points: `vmm.boot`, `vmm.boot:started`, `vmm.restore`, `vmm.restore:started`, `vmm.adopt`."""
 
     def __init__(self, processes: FakeProcesses, points: Failpoints | None = None) -> None:
+        self.fills_memory = processes.writer is None
         self._processes = processes
         self._points = points or Failpoints()
 
@@ -235,13 +244,16 @@ class FakeVmm:
             raise
         return vm
 
-    async def restore(self, spec: VmSpec, state: Path) -> FakeVm:
+    async def restore(self, spec: VmSpec, state: Path, fill: Fill | None = None) -> FakeVm:
         """Start from a state file. Fails before the process exists or after it (then it is gone again), like the real one."""
         await self._points.hit("vmm.restore")
         if not state.is_file() or json.loads(state.read_text()) != _STATE:
             raise NotFound(f"the VM state {state} does not exist")
-        vm = FakeVm(self._processes.start(spec), self._processes, self._points)
+        vm = FakeVm(self._processes.start(spec, waits=fill is not None), self._processes, self._points)
         try:
+            if fill is not None:
+                await fill(vm.process)
+                self._processes.run(vm.fake)
             await self._points.hit("vmm.restore:started")
         except Exception:
             self._processes.end(vm.fake)

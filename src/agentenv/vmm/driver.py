@@ -7,6 +7,7 @@ A VM is a process that outlives the server; `adopt` takes one over after a resta
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -104,8 +105,14 @@ class Vm(Protocol):
         ...
 
 
+#: Writes into the memory of a VMM's process, which is mapped by then, before the guest runs.
+Fill = Callable[[ProcessId], Awaitable[None]]
+
+
 class Vmm(Protocol):
-    """A driver."""
+    """A driver. `fills_memory`: its VMs can be given memory beyond what `VmSpec.memory` holds, before they run."""
+
+    fills_memory: bool
 
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
         """What snapshots made here depend on."""
@@ -124,8 +131,11 @@ class Vmm(Protocol):
         """Start from the kernel. HostNotReady, Internal (with the VMM's last words)."""
         ...
 
-    async def restore(self, spec: VmSpec, state: Path) -> Vm:
-        """Start from a saved state over a private mapping of `spec.memory`; the guest runs on at once."""
+    async def restore(self, spec: VmSpec, state: Path, fill: Fill | None = None) -> Vm:
+        """Start from a saved state over a private mapping of `spec.memory`; the guest runs on at once.
+
+        `fill` completes the memory before; what it raises is raised, and the VMM is gone. Unsupported unless `fills_memory`.
+        """
         ...
 
     async def adopt(self, spec: VmSpec, process: ProcessId) -> Vm:

@@ -25,7 +25,7 @@ from agentenv.core.tasks import unless
 from agentenv.host import files, mounts, process
 from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
-from agentenv.vmm.driver import BootSpec, MemoryExport, MemoryFile, User, VmSpec
+from agentenv.vmm.driver import BootSpec, Fill, MemoryExport, MemoryFile, User, VmSpec
 from agentenv.vmm.firecracker_api import FirecrackerApi
 from agentenv.vmm.jail import CAPTURE, GROUP, Jail, inside, user_of
 
@@ -165,6 +165,8 @@ class FirecrackerVm:
 class FirecrackerDriver:
     """Starts Firecracker processes."""
 
+    fills_memory = False
+
     def __init__(self, settings: FirecrackerSettings) -> None:
         self._settings = settings
 
@@ -187,8 +189,10 @@ class FirecrackerDriver:
         files = ((boot.kernel, "kernel", False), (boot.initramfs, "initramfs", False))
         return await self._start(spec, files, boot_requests(spec, boot, self._settings.limits))
 
-    async def restore(self, spec: VmSpec, state: Path) -> FirecrackerVm:
+    async def restore(self, spec: VmSpec, state: Path, fill: Fill | None = None) -> FirecrackerVm:
         """Load `state` over the memory of `spec` and run."""
+        if fill is not None:
+            raise Unsupported("Firecracker maps memory as it loads a state, and writes to it then", "have all of it in one file")
         if not state.is_file():
             raise NotFound(f"the VM state {state} does not exist", "the snapshot is damaged; delete it")
         files = ((state, "state", False), (spec.memory, "memory", False))

@@ -17,7 +17,9 @@ import contextlib
 import os
 import re
 import shutil
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, StorageFull
@@ -27,7 +29,7 @@ from agentenv.core.tasks import unless
 from agentenv.host import files, process
 from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
-from agentenv.vmm.driver import BootSpec, MemoryExport, MemoryFile, User, VmSpec
+from agentenv.vmm.driver import BootSpec, Fill, MemoryExport, MemoryFile, User, VmSpec
 from agentenv.vmm.jail import user_of
 from agentenv.vmm.qmp import Qmp, QmpError
 
@@ -38,6 +40,7 @@ _NOT_YET = ("inmigrate", "prelaunch")
 _STATE_ROOM_BYTES = 4 << 20  # a device state is about 5 kB; below this much free space a failed save means a full disk
 _STATE_BYTES_MAX = 64 << 20
 _OUT = "out"
+_STATE = "state"
 _SECCOMP = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"  # `elevateprivileges=deny` would forbid it to give up being root
 _CONSOLE_RING = f"ringbuf,size={64 << 10}"  # bytes
 
@@ -57,6 +60,10 @@ class QemuSettings:
     code_cache_mb: int
 
 
+async def _nothing() -> None:
+    """For a QEMU that loads by itself."""
+
+
 class QemuVm:
     """One QEMU process."""
 
@@ -73,19 +80,34 @@ class QemuVm:
         """None: its memory is read from outside."""
         return None
 
-    async def wait_started(self) -> None:
-        """Return when the guest's CPUs run. Only then does QEMU pass on what is sent to the guest: it drops anything before."""
-        log = self._spec.work / "vmm.log"
-        await unless(self.ended(), self._loaded(), lambda why: Internal(f"the VM did not start: {why}", f"see {log}"))
+    async def wait_started(self, load: Callable[[], Awaitable[None]] = _nothing) -> None:
+        """Do `load`, and return when the guest's CPUs run.
 
-    async def _loaded(self) -> None:
+        Only then does QEMU pass on what is sent to the guest: it drops anything before.
+        """
+        log = self._spec.work / "vmm.log"
+        await unless(self.ended(), self._loaded(load), lambda why: Internal(f"the VM did not start: {why}", f"see {log}"))
+
+    async def load(self, state: Path, fill: Fill) -> None:
+        """Have memory filled, then the state loaded. For a QEMU that waits to be told (`-incoming defer`)."""
+        with span("load"):
+            await asyncio.to_thread(_lend, state, self._spec)
+            await self._monitor()  # it answers once memory is mapped
+        with span("fill"):
+            await fill(self.process)
+        with span("load"):
+            await self._call("migrate-incoming", uri=f"file:/{_STATE}")
+
+    async def _loaded(self, load: Callable[[], Awaitable[None]]) -> None:
+        await load()
         clock = asyncio.get_running_loop().time
         end = clock() + _START_DEADLINE_S
         # Asked, not waited for: the RESUME event may overtake the answer that says it is still to come.
-        while _status(await self._call("query-status")) in _NOT_YET:
-            if clock() > end:
-                raise DeadlineExceeded(f"the VM's state was not loaded within {_START_DEADLINE_S:g} s", "the host may be overloaded")
-            await asyncio.sleep(_STATUS_POLL_S)
+        with span("load"):
+            while _status(await self._call("query-status")) in _NOT_YET:
+                if clock() > end:
+                    raise DeadlineExceeded(f"the VM's state was not loaded within {_START_DEADLINE_S:g} s", "the host may be overloaded")
+                await asyncio.sleep(_STATUS_POLL_S)
 
     async def _monitor(self) -> Qmp:
         async with self._connecting:
@@ -142,6 +164,8 @@ class QemuVm:
 class QemuDriver:
     """Starts QEMU processes."""
 
+    fills_memory = True
+
     def __init__(self, settings: QemuSettings) -> None:
         self._settings = settings
 
@@ -166,11 +190,13 @@ class QemuDriver:
         start = ["-kernel", str(boot.kernel), "-initrd", str(boot.initramfs), "-append", cmdline]
         return await self._start(spec, f"file,path={spec.work / 'console.log'}" if boot.keeps_console else _CONSOLE_RING, start)
 
-    async def restore(self, spec: VmSpec, state: Path) -> QemuVm:
+    async def restore(self, spec: VmSpec, state: Path, fill: Fill | None = None) -> QemuVm:
         """Load `state` and run; the console is a ring in QEMU's memory."""
         if not state.is_file():
             raise NotFound(f"the VM state {state} does not exist", "the snapshot is damaged; delete it")
-        return await self._start(spec, _CONSOLE_RING, ["-incoming", f"file:{state}"])
+        if fill is None:
+            return await self._start(spec, _CONSOLE_RING, ["-incoming", f"file:{state}"])
+        return await self._start(spec, _CONSOLE_RING, ["-incoming", "defer"], lambda vm: vm.load(state, fill))
 
     async def adopt(self, spec: VmSpec, process_id: ProcessId) -> QemuVm:
         """Take over a VM started by a former server."""
@@ -178,13 +204,12 @@ class QemuDriver:
             raise NotFound(f"the VMM of {spec.name} (pid {process_id.pid}) is gone")
         return QemuVm(process_id, spec)
 
-    async def _start(self, spec: VmSpec, console: str, extra: list[str]) -> QemuVm:
+    async def _start(self, spec: VmSpec, console: str, extra: list[str], load: Callable[[QemuVm], Awaitable[None]] | None = None) -> QemuVm:
         with span("spawn"):
             pid = await asyncio.to_thread(_spawn, [*command_line(self._settings, spec, console), *extra], spec)
         vm = QemuVm(pid, spec)
         try:
-            with span("load"):
-                await vm.wait_started()
+            await vm.wait_started(partial(load, vm) if load else _nothing)
         except BaseException:
             await asyncio.shield(vm.kill())
             raise
@@ -244,6 +269,14 @@ def _spawn(argv: list[str], spec: VmSpec) -> ProcessId:
         return process.spawn(argv, spec.work / "vmm.log", spec.work, spec.namespace, environment, output)
     finally:
         os.close(output)
+
+
+def _lend(state: Path, spec: VmSpec) -> None:
+    """Put a copy where QEMU can read it: by the time it is told to, it is nobody, in a root directory of its own."""
+    copy = spec.work / _STATE
+    shutil.copyfile(state, copy)
+    os.chown(copy, -1, user_of(spec.namespace))
+    copy.chmod(0o440)
 
 
 def _last_words(work: Path) -> str:

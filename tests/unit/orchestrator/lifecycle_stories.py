@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from lifecycle_claims import Claims
 
-from agentenv.config.schema import LimitsConfig
+from agentenv.config.schema import LimitsConfig, VmmConfig
 from agentenv.core import ids
 from agentenv.core.errors import AgentEnvError, Conflict, NotFound
 from agentenv.core.lifecycle import CAPTURING, State
@@ -77,9 +77,17 @@ class Faults(RuleBasedStateMachine):
         self._written = 0
         self.node: FakeNode
 
-    @initialize(seed=st.one_of(st.none(), st.integers(0, 2**16)), warm=st.integers(0, 2), writes_memory=st.booleans())
-    def begin(self, seed: int | None, warm: int, writes_memory: bool) -> None:
-        """`seed` is of how slow the steps of all calls are; None: all alike. `writes_memory`: the VMMs do it themselves."""
+    @initialize(
+        seed=st.one_of(st.none(), st.integers(0, 2**16)),
+        warm=st.integers(0, 2),
+        writes_memory=st.booleans(),
+        copied_mb=st.sampled_from((0, 16)),
+    )
+    def begin(self, seed: int | None, warm: int, writes_memory: bool, copied_mb: int) -> None:
+        """`seed` is of how slow the steps of all calls are; None: all alike. `writes_memory`: the VMMs do it themselves.
+
+        `copied_mb`: 0 lets chains of memory grow.
+        """
         dice = random.Random(seed or 0)
         words = SimpleNamespace(choice=dice.choice, token_hex=lambda n: dice.randbytes(n).hex(), token_bytes=dice.randbytes)
         uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{dice.getrandbits(128):032x}"))
@@ -90,6 +98,8 @@ class Faults(RuleBasedStateMachine):
             update={"layers_in_chain": 2, "sandboxes_running": _RUNNING_MOST}  # chains are merged at almost every pause
         )
         self.node = FakeNode(Path(self._folder.name) / "node", seed, limits=limits, warm=warm, writes_memory=writes_memory)
+        vmm = VmmConfig(own_memory_copied_mb=copied_mb)
+        self.node.config = self.node.config.model_copy(update={"vmm": vmm})
         self._do(self.node.start_server())
         self.claims = Claims(self.node)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.config.schema import VmmConfig
 from agentenv.core.errors import NotFound, StorageFull
 from agentenv.core.lifecycle import State
 from agentenv.orchestrator.sweep import sweep
@@ -55,6 +56,7 @@ async def test_a_second_kill_finishes_what_the_first_could_not(node: FakeNode) -
 
 
 async def test_the_sweep_does_not_close_memory_that_a_resume_is_opening(node: FakeNode) -> None:
+    node.parts.config = node.config.model_copy(update={"vmm": VmmConfig(own_memory_copied_mb=0)})  # it has a device of its own
     sandbox_id = await node.create()
     await node.orchestrator.pause(sandbox_id)
     node.points.fail("vmm.restore", error=StorageFull("full"))
@@ -170,9 +172,11 @@ async def test_children_start_from_layers_that_are_merged_away_meanwhile(node: F
     assert node.problems() == []
 
 
-async def test_a_sandbox_that_is_paused_all_day_loses_nothing_and_keeps_short_chains(node: FakeNode) -> None:
+@pytest.mark.parametrize("copied_mb", [0, 16])
+async def test_a_sandbox_that_is_paused_all_day_loses_nothing_and_keeps_short_chains(node: FakeNode, copied_mb: int) -> None:
     limits = node.config.limits.model_copy(update={"layers_in_chain": 4})
-    node.parts.config = node.config.model_copy(update={"limits": limits})
+    changed = {"limits": limits, "vmm": VmmConfig(own_memory_copied_mb=copied_mb)}
+    node.parts.config = node.config.model_copy(update=changed)
     sandbox_id, expected = await node.create(), {"booted": "yes"}
     for cycle in range(30):
         block, value = str(cycle % 7), f"cycle {cycle}"
@@ -184,7 +188,7 @@ async def test_a_sandbox_that_is_paused_all_day_loses_nothing_and_keeps_short_ch
         if cycle % 5 == 4:
             node.kill_server()
             await node.start_server()
-            node.parts.config = node.config.model_copy(update={"limits": limits})
+            node.parts.config = node.config.model_copy(update=changed)
         await node.orchestrator.resume(sandbox_id, 600)
         assert node.content(sandbox_id) == expected, f"after cycle {cycle}"
     await node.orchestrator.pause(sandbox_id)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from agentenv.config.schema import VmmConfig
 from agentenv.core.errors import Conflict, InvalidInput, LimitReached, NotFound, StorageFull
 from agentenv.core.lifecycle import State
 from agentenv.testing.fake_node import FakeNode
@@ -162,10 +163,11 @@ async def test_a_fork_has_none_of_its_sources_checkpoints(node: FakeNode) -> Non
     await _rest(node)
 
 
-async def test_long_histories_keep_every_checkpoint_readable(node: FakeNode) -> None:
+@pytest.mark.parametrize("copied_mb", [0, 16])
+async def test_long_histories_keep_every_checkpoint_readable(node: FakeNode, copied_mb: int) -> None:
     """Chains are merged while checkpoints hold their middle."""
     limits = node.config.limits.model_copy(update={"layers_in_chain": 4})
-    node.parts.config = node.config.model_copy(update={"limits": limits})
+    node.parts.config = node.config.model_copy(update={"limits": limits, "vmm": VmmConfig(own_memory_copied_mb=copied_mb)})
     sandbox_id = await node.create()
     for number in range(20):
         assert node.process(sandbox_id).write(str(number % 6), str(number))

@@ -1,7 +1,7 @@
 //! Operating system calls of the daemon. The only module with `unsafe`.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -10,10 +10,10 @@ use nix::errno::Errno;
 use nix::mount::{mount, umount2, MntFlags, MsFlags};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use nix::sys::statfs::{statfs, FUSE_SUPER_MAGIC};
-use nix::sys::uio::{process_vm_readv, RemoteIoVec};
+use nix::sys::uio::{process_vm_readv, process_vm_writev, RemoteIoVec};
 use nix::unistd::Pid;
 
-/// Most memory ranges one `process_vm_readv` call takes (UIO_MAXIOV).
+/// Most memory ranges one `process_vm_readv` or `process_vm_writev` call takes (UIO_MAXIOV).
 pub const MAX_REMOTE_RANGES: usize = 1024;
 /// Open files asked for; a stack of 255 layers uses that many.
 const WANTED_OPEN_FILES: u64 = 1_048_576;
@@ -81,15 +81,27 @@ pub fn read_process_memory(
     ranges: &[(u64, usize)],
     buffer: &mut [u8],
 ) -> io::Result<usize> {
-    let remote: Vec<RemoteIoVec> = ranges
-        .iter()
+    let mut local = [IoSliceMut::new(buffer)];
+    let pid = Pid::from_raw(pid);
+    Ok(process_vm_readv(pid, &mut local, &remote(ranges))?)
+}
+
+/// Copies `bytes` into `ranges` (address, length) of another process, one after the other.
+/// Returns the bytes copied: fewer when a range is not mapped, or may not be written.
+pub fn write_process_memory(pid: i32, ranges: &[(u64, usize)], bytes: &[u8]) -> io::Result<usize> {
+    let local = [IoSlice::new(bytes)];
+    let pid = Pid::from_raw(pid);
+    Ok(process_vm_writev(pid, &local, &remote(ranges))?)
+}
+
+fn remote(ranges: &[(u64, usize)]) -> Vec<RemoteIoVec> {
+    let ranges = ranges.iter();
+    ranges
         .map(|(address, length)| RemoteIoVec {
             base: *address as usize,
             len: *length,
         })
-        .collect();
-    let mut local = [IoSliceMut::new(buffer)];
-    Ok(process_vm_readv(Pid::from_raw(pid), &mut local, &remote)?)
+        .collect()
 }
 
 /// Argument of the PAGEMAP_SCAN ioctl (include/uapi/linux/fs.h, Linux 6.7).

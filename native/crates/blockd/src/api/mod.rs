@@ -6,6 +6,7 @@
 
 mod body;
 pub mod error;
+mod memory;
 pub mod models;
 mod outputs;
 mod remotes;
@@ -27,14 +28,12 @@ use remote::Remotes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::capture::maps::FileIdentity;
-use crate::capture::{self, CaptureError};
 use crate::stacks::{check_absolute, Registry};
 use body::WholeBody;
 use error::{ApiError, Code};
 use models::{
-    CacheMode, CaptureRequest, Captured, CommitRequest, ImportRequest, Info, OpenStack,
-    ReplaceLayers, SealStack, ShutdownRequest, StackList, WrittenLayer,
+    CommitRequest, ImportRequest, Info, OpenStack, ReplaceLayers, SealStack, ShutdownRequest,
+    StackList, WrittenLayer,
 };
 use outputs::Outputs;
 
@@ -84,7 +83,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/stacks/{id}/seal", post(seal_stack))
         .route("/v1/stacks/{id}/replace", post(replace_layers))
         .route("/v1/stacks/{id}/flush", post(flush_stack))
-        .route("/v1/captures", post(capture_memory))
+        .route("/v1/captures", post(memory::capture))
+        .route("/v1/fills", post(memory::fill))
         .route("/v1/imports", post(import_image))
         .route("/v1/commits", post(commit_layers))
         .route("/v1/remotes", get(remotes::list).post(remotes::add))
@@ -149,6 +149,7 @@ async fn info(State(app): Shared) -> Json<Info> {
         mount: app.registry.mount().to_owned(),
         exports,
         no_ublk,
+        fills_memory: true,
     };
     Json(StatusCode::OK, info)
 }
@@ -224,72 +225,6 @@ async fn close_stack(
     })?;
     blocking(move || app.registry.close(&id, query.force)).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-async fn capture_memory(
-    State(app): Shared,
-    body: WholeBody,
-) -> Result<impl IntoResponse, ApiError> {
-    let request: CaptureRequest = body.decode()?;
-    blocking(move || capture_now(&app, &request)).await
-}
-
-fn capture_now(app: &App, request: &CaptureRequest) -> Result<Captured, ApiError> {
-    check_absolute(&request.output)?;
-    let id = &request.stack;
-    let entry = app
-        .registry
-        .by_id(id)
-        .ok_or_else(|| ApiError::no_stack(id))?;
-    if entry.cache != CacheMode::Page || entry.is_writable() {
-        let message = format!("stack {id:?} is not a read-only stack with cache mode \"page\"");
-        let hint = "capture the stack the process maps as its memory";
-        return Err(ApiError::invalid(message, hint));
-    }
-    let _claim = app.outputs.claim(&request.output)?;
-    let file = FileIdentity {
-        major: nix::sys::stat::major(app.mount_device),
-        minor: nix::sys::stat::minor(app.mount_device),
-        inode: entry.inode,
-    };
-    let outcome = capture::capture(
-        request.pid,
-        file,
-        &entry.stack,
-        &request.output,
-        request.sync,
-    )
-    .map_err(|error| capture_error(error, id))?;
-    Ok(Captured {
-        output: outcome.layer.path,
-        virtual_size_bytes: outcome.layer.virtual_size_bytes,
-        size_bytes: outcome.layer.size_bytes,
-        pages: outcome.pages,
-        zero_pages: outcome.zero_pages,
-        stored_pages: outcome.pages - outcome.zero_pages,
-        find_us: outcome.find_us,
-        copy_us: outcome.copy_us,
-    })
-}
-
-fn capture_error(error: CaptureError, id: &str) -> ApiError {
-    let message = format!("capture of stack {id:?}: {error}");
-    match error {
-        CaptureError::Stack(error) => ApiError::from(error),
-        CaptureError::NoProcess { .. } => ApiError::new(
-            Code::NotFound,
-            message,
-            "the VMM has ended; nothing to capture",
-        ),
-        CaptureError::NotMapped { .. } => {
-            let hint = "the process must map the stack's file with MAP_PRIVATE";
-            ApiError::invalid(message, hint)
-        }
-        CaptureError::MappedTwice { .. } => {
-            ApiError::invalid(message, "map every part of the file once only")
-        }
-        CaptureError::Process { source, .. } => ApiError::io(&message, &source),
-    }
 }
 
 async fn import_image(State(app): Shared, body: WholeBody) -> Result<impl IntoResponse, ApiError> {

@@ -370,6 +370,8 @@ pub struct Info {
     pub exports: Vec<Export>,
     /// Why `ublk` is not among them.
     pub no_ublk: Option<String>,
+    /// Whether it knows `POST /v1/fills`: one of an earlier version may have run on.
+    pub fills_memory: bool,
 }
 
 /// Reply of `GET /v1/stacks`.

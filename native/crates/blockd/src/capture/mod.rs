@@ -5,6 +5,8 @@
 //! that. Invariant: the layer together with the stack below it reads exactly
 //! like the process's memory; the output appears only when it is complete.
 
+mod batches;
+pub mod fill;
 pub mod maps;
 pub mod pagemap;
 
@@ -17,12 +19,9 @@ use lsmt::format::SECTOR_BYTES;
 use lsmt::{LayerInfo, LayerOptions, LayerWriter, Stack, StackError};
 use thiserror::Error;
 
-use crate::sys::{self, MAX_REMOTE_RANGES};
+use crate::sys;
 use maps::{FileIdentity, Mapping};
 use pagemap::{Run, PAGE_BYTES};
-
-/// Bytes copied from the process by one call.
-const BATCH_BYTES: usize = 1 << 20;
 
 /// Why memory could not be captured.
 #[derive(Debug, Error)]
@@ -55,7 +54,15 @@ pub enum CaptureError {
         /// First byte in doubt.
         file_offset: u64,
     },
-    /// The process's tables or memory could not be read.
+    /// Layers hold something for a part of memory that the process does not map.
+    #[error("process {pid} does not map byte {file_offset} of the stack, which the layers hold")]
+    Outside {
+        /// The process.
+        pid: i32,
+        /// First byte that is not mapped.
+        file_offset: u64,
+    },
+    /// The process's tables or memory could not be read, or written.
     #[error("cannot {action} of process {pid}: {source}")]
     Process {
         /// What was tried.
@@ -128,6 +135,22 @@ fn elapsed_us(started: Instant) -> u64 {
 }
 
 fn find_runs(pid: i32, file: FileIdentity, size_bytes: u64) -> Result<Vec<Run>, CaptureError> {
+    let mut runs = Vec::new();
+    for mapping in &mappings(pid, file)? {
+        pagemap::anonymous_runs(pid, mapping, &mut runs)
+            .map_err(|source| process_error(pid, "read pagemap", source))?;
+    }
+    // A mapping may be longer than the file; pages past its end hold nothing.
+    let limit = size_bytes.next_multiple_of(PAGE_BYTES);
+    runs.retain_mut(|run| {
+        run.length_bytes = run.length_bytes.min(limit.saturating_sub(run.file_offset));
+        run.length_bytes > 0
+    });
+    Ok(runs)
+}
+
+/// Where the process has the file, by file offset: somewhere, and no part of it twice.
+fn mappings(pid: i32, file: FileIdentity) -> Result<Vec<Mapping>, CaptureError> {
     let mappings =
         maps::find(pid, file).map_err(|source| process_error(pid, "read maps", source))?;
     if mappings.is_empty() {
@@ -139,18 +162,7 @@ fn find_runs(pid: i32, file: FileIdentity, size_bytes: u64) -> Result<Vec<Run>, 
         });
     }
     check_disjoint(pid, &mappings)?;
-    let mut runs = Vec::new();
-    for mapping in &mappings {
-        pagemap::anonymous_runs(pid, mapping, &mut runs)
-            .map_err(|source| process_error(pid, "read pagemap", source))?;
-    }
-    // A mapping may be longer than the file; pages past its end hold nothing.
-    let limit = size_bytes.next_multiple_of(PAGE_BYTES);
-    runs.retain_mut(|run| {
-        run.length_bytes = run.length_bytes.min(limit.saturating_sub(run.file_offset));
-        run.length_bytes > 0
-    });
-    Ok(runs)
+    Ok(mappings)
 }
 
 fn check_disjoint(pid: i32, mappings: &[Mapping]) -> Result<(), CaptureError> {
@@ -184,49 +196,13 @@ struct Copy<'a> {
 
 impl Copy<'_> {
     fn all(&mut self, runs: &[Run]) -> Result<(), CaptureError> {
-        let mut buffer = vec![0; BATCH_BYTES];
-        let mut batch: Vec<Run> = Vec::new();
-        let mut batch_bytes = 0;
-        for run in runs {
-            let mut rest = *run;
-            while rest.length_bytes > 0 {
-                let room = (BATCH_BYTES - batch_bytes) as u64;
-                let length_bytes = rest.length_bytes.min(room);
-                batch.push(Run {
-                    length_bytes,
-                    ..rest
-                });
-                batch_bytes += length_bytes as usize;
-                rest.address += length_bytes;
-                rest.file_offset += length_bytes;
-                rest.length_bytes -= length_bytes;
-                if batch_bytes == BATCH_BYTES || batch.len() == MAX_REMOTE_RANGES {
-                    self.batch(&batch, &mut buffer[..batch_bytes])?;
-                    batch.clear();
-                    batch_bytes = 0;
-                }
-            }
-        }
-        self.batch(&batch, &mut buffer[..batch_bytes])
+        batches::each(runs, |batch, buffer| self.batch(batch, buffer))
     }
 
     fn batch(&mut self, batch: &[Run], buffer: &mut [u8]) -> Result<(), CaptureError> {
-        if batch.is_empty() {
-            return Ok(());
-        }
-        let ranges: Vec<(u64, usize)> = batch
-            .iter()
-            .map(|run| (run.address, run.length_bytes as usize))
-            .collect();
-        let failed = |source| process_error(self.pid, "read memory", source);
-        let count = sys::read_process_memory(self.pid, &ranges, buffer).map_err(failed)?;
-        if count != buffer.len() {
-            let message = format!("{count} of {} bytes are mapped", buffer.len());
-            return Err(failed(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                message,
-            )));
-        }
+        let count = sys::read_process_memory(self.pid, &batches::ranges(batch), buffer);
+        batches::whole(count, buffer.len())
+            .map_err(|source| process_error(self.pid, "read memory", source))?;
         let mut rest = &*buffer;
         for run in batch {
             let (bytes, after) = rest.split_at(run.length_bytes as usize);

@@ -35,6 +35,14 @@ pub struct Run {
     pub length_bytes: u64,
 }
 
+impl Run {
+    /// Whether `next` goes on where this one ends, in the process and in the file.
+    pub fn is_followed_by(&self, next: &Run) -> bool {
+        self.address + self.length_bytes == next.address
+            && self.file_offset + self.length_bytes == next.file_offset
+    }
+}
+
 /// Runs of one mapping, in order.
 pub fn anonymous_runs(pid: i32, mapping: &Mapping, runs: &mut Vec<Run>) -> io::Result<()> {
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
@@ -47,19 +55,15 @@ pub fn anonymous_runs(pid: i32, mapping: &Mapping, runs: &mut Vec<Run>) -> io::R
 }
 
 fn push(runs: &mut Vec<Run>, mapping: &Mapping, start: u64, end: u64) {
-    if let Some(last) = runs.last_mut() {
-        let continues = last.address + last.length_bytes == start
-            && last.file_offset + last.length_bytes == start - mapping.start + mapping.file_offset;
-        if continues {
-            last.length_bytes += end - start;
-            return;
-        }
-    }
-    runs.push(Run {
+    let run = Run {
         address: start,
         file_offset: start - mapping.start + mapping.file_offset,
         length_bytes: end - start,
-    });
+    };
+    match runs.last_mut() {
+        Some(last) if last.is_followed_by(&run) => last.length_bytes += run.length_bytes,
+        _ => runs.push(run),
+    }
 }
 
 fn scan(pagemap: &File, mapping: &Mapping, runs: &mut Vec<Run>) -> io::Result<()> {

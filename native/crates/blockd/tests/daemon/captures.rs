@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
-use nix::sys::mman::{mmap, mprotect, munmap, MapFlags, ProtFlags};
+use nix::sys::mman::{madvise, mmap, mprotect, munmap, MapFlags, MmapAdvise, ProtFlags};
 use serde_json::{json, Value};
 
 use crate::rig::{content, Daemon};
@@ -49,11 +49,27 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Splits the mapping in three for the kernel; it stays readable and writable.
+    fn advise(&mut self, from: usize, length: usize) {
+        // SAFETY: the range lies inside the mapping; the advice changes no content.
+        unsafe {
+            let start = self.address.byte_add(from);
+            madvise(start, length, MmapAdvise::MADV_RANDOM).unwrap();
+        }
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: the mapping made by `map`, which nothing uses any more.
         unsafe { munmap(self.address, self.length) }.unwrap();
     }
+}
+
+fn fill(daemon: &Daemon, stack: &str, layers: &[PathBuf]) -> Value {
+    let body = json!({ "pid": std::process::id(), "stack": stack, "layers": layers });
+    daemon.ok("POST", "/v1/fills", &body)
 }
 
 fn capture(daemon: &Daemon, stack: &str, output: &PathBuf) -> Value {
@@ -173,4 +189,85 @@ fn wrong_targets_are_named() {
     );
     drop((first, second));
     assert!(!output.exists() && !daemon.path("layer.tmp").exists());
+}
+
+/// A memory that is filled reads, and is captured, like one that maps all layers.
+#[test]
+fn filled_memory_is_that_of_all_layers() {
+    let daemon = Daemon::start();
+    let length = 8 << 20;
+    let mut lowers: Vec<PathBuf> = Vec::new();
+    let mut expected = vec![0_u8; length];
+    for (generation, strides) in [(0_usize, 3_usize), (1, 7), (2, 5)] {
+        let id = format!("memory-{generation}");
+        let body = json!({ "lowers": lowers, "virtual_size_bytes": length, "cache": "page" });
+        daemon.ok("PUT", &format!("/v1/stacks/{id}"), &body);
+        let mut memory = Memory::map(&daemon.file(&id), length);
+        for page in (generation..length / PAGE).step_by(strides) {
+            // Every other page is emptied, whatever it held.
+            let bytes = match page % 2 {
+                0 => vec![0; PAGE],
+                _ => content((page * 3 + generation) as u32, PAGE),
+            };
+            memory.bytes()[page * PAGE..(page + 1) * PAGE].copy_from_slice(&bytes);
+            expected[page * PAGE..(page + 1) * PAGE].copy_from_slice(&bytes);
+        }
+        let output = daemon.path(&format!("layer-{generation}"));
+        capture(&daemon, &id, &output);
+        lowers.push(output);
+    }
+    for own in 0..3 {
+        let (below, layers) = lowers.split_at(own);
+        let id = format!("below-{own}");
+        let body = json!({ "lowers": below, "virtual_size_bytes": length, "cache": "page" });
+        daemon.ok("PUT", &format!("/v1/stacks/{id}"), &body);
+        let mut memory = Memory::map(&daemon.file(&id), length);
+        // In three pieces for the kernel, as a VMM may have it.
+        memory.advise(length / 2, 64 * PAGE);
+        let reply = fill(&daemon, &id, layers);
+        assert!(reply["bytes"].as_u64().unwrap() > 0);
+        assert!(memory.bytes() == expected, "{own} layers below");
+        let output = daemon.path(&format!("again-{own}"));
+        capture(&daemon, &id, &output);
+        let all = [below, &[output]].concat();
+        let body = json!({ "lowers": all, "virtual_size_bytes": length, "cache": "page" });
+        daemon.ok("PUT", &format!("/v1/stacks/all-{own}"), &body);
+        assert!(std::fs::read(daemon.file(&format!("all-{own}"))).unwrap() == expected);
+    }
+}
+
+#[test]
+fn fills_that_cannot_be_are_named() {
+    let daemon = Daemon::start();
+    let length = 1 << 20;
+    let body = json!({ "virtual_size_bytes": length, "cache": "page" });
+    daemon.ok("PUT", "/v1/stacks/zero", &body);
+    let mut memory = Memory::map(&daemon.file("zero"), length);
+    memory.bytes()[length - PAGE..].fill(7);
+    let layer = daemon.path("layer");
+    capture(&daemon, "zero", &layer);
+    drop(memory);
+    let request = |stack: &str, pid: u32, layer: &PathBuf| json!({ "pid": pid, "stack": stack, "layers": [layer] });
+    let own = std::process::id();
+    let refused = |status, body: &Value| daemon.fails(status, "POST", "/v1/fills", body);
+    assert_eq!(refused(400, &request("zero", own, &layer)), "invalid_input");
+    // Half of the file only: the last page has no place.
+    let half = Memory::map(&daemon.file("zero"), length / 2);
+    assert_eq!(refused(400, &request("zero", own, &layer)), "invalid_input");
+    drop(half);
+    let _memory = Memory::map(&daemon.file("zero"), length);
+    assert_eq!(refused(404, &request("absent", own, &layer)), "not_found");
+    assert_eq!(
+        refused(404, &request("zero", i32::MAX as u32, &layer)),
+        "not_found"
+    );
+    let relative = PathBuf::from("layer");
+    assert_eq!(
+        refused(400, &request("zero", own, &relative)),
+        "invalid_input"
+    );
+    let damaged = daemon.path("damaged");
+    std::fs::write(&damaged, [1; 20_000]).unwrap();
+    assert_eq!(refused(500, &request("zero", own, &damaged)), "corrupt");
+    daemon.ok("POST", "/v1/fills", &request("zero", own, &layer));
 }
