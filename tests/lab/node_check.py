@@ -38,10 +38,17 @@ def main(here: Path, results: Path) -> None:
     assert "Firecracker" in doctor.stdout, doctor.stdout + doctor.stderr
     try:
         run_tests(here, python, environment, results)
-        measure(here, python, environment, results)
     finally:
-        for log in (here / "home/log").glob("*.log"):
-            shutil.copy2(log, results / f"node-{log.name}")
+        try:  # figures are wanted even if a test fails
+            measure(here, python, environment, results)
+        finally:
+            keep_logs(here, results)
+
+
+def keep_logs(here: Path, results: Path) -> None:
+    """The node's logs become results."""
+    for log in (here / "home/log").glob("*.log"):
+        shutil.copy2(log, results / f"node-{log.name}")
 
 
 def install(here: Path) -> Path:

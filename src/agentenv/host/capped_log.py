@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 MAX_BYTES = 256 << 10
@@ -27,10 +28,10 @@ def open_for_program(fifo: Path) -> int:
 
 
 class CappedLog:
-    """Moves what comes out of a FIFO into a file, until `close` or the last writer's end."""
+    """Moves what comes out of a FIFO into a file, until `close` or the last writer's end. `seen` is shown each piece."""
 
-    def __init__(self, fifo: Path, file: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._fifo, self._file, self._max_bytes = fifo, file, max_bytes
+    def __init__(self, fifo: Path, file: Path, max_bytes: int = MAX_BYTES, seen: Callable[[bytes], None] = lambda _: None) -> None:
+        self._fifo, self._file, self._max_bytes, self._seen = fifo, file, max_bytes, seen
         self._fd: int | None = None
 
     def start(self) -> None:
@@ -50,6 +51,7 @@ class CappedLog:
                 self.close()
                 return
             self._keep(content)
+            self._seen(content)
 
     def _keep(self, content: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk: better no log than a guest that stands still

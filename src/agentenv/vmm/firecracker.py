@@ -38,6 +38,9 @@ _VERSION_DEADLINE_S = 10.0
 _STATE_ROOM_BYTES = 4 << 20
 _STATE_BYTES_MAX = 64 << 20
 _LOG_LINES = 5
+_POWERED_OFF = re.compile(rb"reboot: (Power down|System halted)")
+"""What a kernel says on the console, whatever its log level."""
+_LAST_WORDS_BYTES = 32
 _QUIET = ("--level", "Warning")
 _DRIVE, _NETWORK = "root", "net"
 
@@ -97,8 +100,16 @@ class FirecrackerVm:
         self.process = pid
         self._spec = spec
         self._api = FirecrackerApi(inside(pid.pid, "api.sock"))
-        self._log = CappedLog(spec.work / "output", spec.work / "vmm.log")
+        self._said = b""
+        self._ending: asyncio.Task[None] | None = None
+        self._log = CappedLog(spec.work / "output", spec.work / "vmm.log", seen=self._hear)
         self._log.start()
+
+    def _hear(self, content: bytes) -> None:
+        """End the VMM of a guest that has powered off: Firecracker has no power switch, and would keep it for ever."""
+        self._said = self._said[-_LAST_WORDS_BYTES:] + content
+        if self._ending is None and _POWERED_OFF.search(self._said):
+            self._ending = asyncio.create_task(asyncio.to_thread(process.kill, self.process))
 
     @property
     def writer(self) -> User | None:
@@ -221,7 +232,7 @@ class FirecrackerDriver:
 
 def boot_requests(spec: VmSpec, boot: BootSpec, limits: RateLimits) -> list[tuple[str, str, dict[str, Any]]]:
     """What a machine is made of, request by request. Pure."""
-    cmdline = f"console=ttyS0 reboot=k panic=-1 quiet mitigations=off {boot.cmdline}"
+    cmdline = f"console=ttyS0 reboot=k panic=-1 quiet mitigations=off aenv.exit=reboot {boot.cmdline}"
     machine = {"vcpu_count": spec.machine.vcpu_count, "mem_size_mib": spec.machine.memory_mb, "track_dirty_pages": True}
     drive = {"drive_id": _DRIVE, "path_on_host": "/disk", "is_root_device": False, "is_read_only": False, "cache_type": "Writeback"}
     network = {"iface_id": _NETWORK, "host_dev_name": spec.tap, "guest_mac": spec.guest_mac}

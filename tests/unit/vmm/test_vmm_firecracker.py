@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, Unavailable, Unsupported
 from agentenv.core.model import Machine
-from agentenv.host import mounts
+from agentenv.host import mounts, process
+from agentenv.host.capped_log import open_for_program
 from agentenv.host.process import ProcessId
 from agentenv.vmm import firecracker
 from agentenv.vmm.driver import BootSpec, MemoryFile, VmSpec
@@ -186,6 +188,22 @@ async def test_a_save_that_fails_leaves_no_state_and_takes_the_file_back(
     with pytest.raises(Unsupported):
         await saving.vm.save_state(tmp_path / "kept")
     await saving.vm.close()
+
+
+@pytest.mark.parametrize("last", ["reboot: Power down", "reboot: System halted"])
+async def test_a_guest_that_powers_off_ends_its_vmm(tmp_path: Path, last: str) -> None:
+    output = open_for_program(tmp_path / "output")
+    vmm = process.spawn(["sleep", "60"], tmp_path / "log", tmp_path)
+    vm = firecracker.FirecrackerVm(vmm, replace(SPEC, work=tmp_path))
+    ended = asyncio.create_task(vm.ended())
+    for piece in ("reboot: Restarting\n", "Power down\n", last[:9], last[9:]):  # in two pieces, as a pipe may give it
+        await asyncio.sleep(0.05)
+        assert not ended.done()
+        os.write(output, piece.encode())
+    async with asyncio.timeout(10):
+        assert "reboot" in await ended
+    os.close(output)
+    await vm.close()
 
 
 @pytest.mark.parametrize(
