@@ -20,23 +20,34 @@ from test_cases_c import many, vmm_pids
 from agentenv.client import Sandbox as OwnSandbox
 
 #: Started before the fork; tells random numbers of each kind whenever it is asked.
-TELLER = r"""
-import json, os, random, secrets, ssl, time, uuid
+HELLO = r"""
+import contextlib, ssl
+def hello():  # the random of the first message of a TLS client
+    arrives, leaves, settings = ssl.MemoryBIO(), ssl.MemoryBIO(), ssl.create_default_context()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        settings.wrap_bio(arrives, leaves, server_hostname="example.com").do_handshake()
+    return leaves.read()[11:43].hex()
+"""
+TELLER = (
+    HELLO
+    + r"""
+import json, os, random, secrets, time, uuid
 seeded = random.Random(7)
 while True:
     if os.path.exists("ask"):
         os.remove("ask")
         told = {"uuid4": str(uuid.uuid4()), "secrets": secrets.token_hex(16), "urandom": os.urandom(16).hex(),
-                "SystemRandom": secrets.SystemRandom().random(), "ssl": ssl.RAND_bytes(16).hex(), "seeded": seeded.random(),
-                "random": random.random()}
+                "SystemRandom": secrets.SystemRandom().random(), "ssl": ssl.RAND_bytes(16).hex(), "hello": hello(),
+                "seeded": seeded.random(), "random": random.random()}
         with open(".told", "w") as out:
             json.dump(told, out)
         os.rename(".told", "told")
     time.sleep(0.02)
 """
+)
 #: What draws from the kernel each time; the others keep their state in the program's own memory, which a fork copies.
 FROM_THE_KERNEL = ("uuid4", "secrets", "urandom", "SystemRandom")
-IN_THE_PROGRAM = ("seeded", "random", "ssl")
+IN_THE_PROGRAM = ("seeded", "random", "ssl", "hello")
 
 
 @pytest.fixture
@@ -81,8 +92,12 @@ def test_d01_everyone_draws_numbers_of_its_own_from_the_kernel(node, source, how
         assert len({one[name] for one in told}) == len(boxes), f"{name} repeats"
     for name in IN_THE_PROGRAM:  # as docs/forks.md says; it is the program's own memory
         assert len({one[name] for one in told}) == 1, f"{name} is each one's own now: say so in docs/forks.md"
-    new = [box.commands.run("python3 -c 'import random, ssl; print(random.random(), ssl.RAND_bytes(8).hex())'").stdout for box in boxes]
-    assert len(set(new)) == len(boxes), "programs that start later repeat each other"
+    for box in boxes:
+        box.files.write("new.py", HELLO + "import random\nprint(random.random(), ssl.RAND_bytes(8).hex(), hello())")
+    new = [box.commands.run("python3 new.py").stdout.split() for box in boxes]
+    for place, name in enumerate(("random", "ssl", "hello of TLS")):
+        assert len({one[place] for one in new}) == len(boxes), f"{name}: programs that start later repeat each other"
+    assert not any(set(one) & {*old.values()} for one in new for old in told)
     killed(boxes)
     if how == "snapshot":
         Sandbox.delete_snapshot(kept.snapshot_id, **node.options)

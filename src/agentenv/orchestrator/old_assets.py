@@ -31,16 +31,17 @@ async def old_assets(parts: Parts) -> list[CacheItem]:
     now_s = time.time()
 
     def find() -> list[CacheItem]:
-        cache, items = AssetCache(parts.paths.cache), []
-        commands = list(_commands())
+        cache = AssetCache(parts.paths.cache)
+        items: list[tuple[Path, CacheItem]] = []
         for path, made_at_s, size_bytes in cache.listed():
             is_booted = any(used.is_relative_to(path) for used in (parts.boot.kernel, parts.boot.initramfs))
             is_young = made_at_s > now_s - _YOUNG_S
-            is_running = any(f"{path}/".encode() in command for command in commands)
-            if is_booted or is_young or is_running or _is_reached(path, cache.find(path.name), checksums, versions, layers):
+            if is_booted or is_young or _is_reached(path, cache.find(path.name), checksums, versions, layers):
                 continue
-            items.append(CacheItem("old asset", path.name, round(1000 * made_at_s), size_bytes))
-        return sorted(items, key=lambda item: item.used_at_ms)
+            items.append((path, CacheItem("old asset", path.name, round(1000 * made_at_s), size_bytes)))
+        commands = list(_commands()) if items else []  # every process of the machine: only if something would go
+        unused = [item for path, item in items if not any(f"{path}/".encode() in command for command in commands)]
+        return sorted(unused, key=lambda item: item.used_at_ms)
 
     return await asyncio.to_thread(find)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from agentenv.core.errors import DeadlineExceeded, Internal, NotFound
 from agentenv.guest import client as client_module
 from agentenv.guest.client import ENVD_PORT, GuestClient, GuestIdentity
 from agentenv.host import netns
+from agentenv.testing.fake_orchestrator import ManualClock
 
 NAME = f"aenvtest-guest-{os.getpid()}"
 ADDRESS = "127.0.0.1"
@@ -34,13 +37,15 @@ def namespace(root: None) -> Iterator[str]:
 
 @pytest.fixture
 async def heads(namespace: str) -> AsyncIterator[list[bytes]]:
-    """An envd in the namespace that answers `/init` and `/metrics`; the heads of the requests it got."""
+    """An envd in the namespace that answers `/init` and `/metrics`; the requests it got, heads first."""
     seen: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                seen.append(await reader.readuntil(b"\r\n\r\n"))
+                head = await reader.readuntil(b"\r\n\r\n")
+                length_bytes = re.search(rb"content-length: (\d+)", head.lower())
+                seen.append(head + (await reader.readexactly(int(length_bytes[1])) if length_bytes else b""))
                 body = json.dumps(FIGURES).encode() if b"/metrics" in seen[-1] else b""
                 status = b"200 OK" if body else b"204 No Content\r\nX-Envd-Version: 9.9.9"
                 length = b"Content-Length: %d\r\n" % len(body) if body else b"Connection: close\r\n"
@@ -76,6 +81,18 @@ async def test_a_guest_is_initialised_from_inside_the_namespace(namespace: str, 
     client = GuestClient(ADDRESS, SystemClock())
     assert await client.initialise(namespace, GuestIdentity("isandbox", "template", "token"), 10) == "9.9.9"
     assert heads[0].startswith(b"POST /init ")
+
+
+@pytest.mark.parametrize("days", [0, 30, 4000])
+async def test_a_guest_learns_what_time_it_is_however_long_it_was_away(namespace: str, heads: list[bytes], days: int) -> None:
+    """Case C07. That it then has that time from its first command on is tested with real guests."""
+    clock = ManualClock()
+    client = GuestClient(ADDRESS, clock)
+    for _ in range(2):
+        clock.advance_ms(days * 86_400_000)
+        await client.initialise(namespace, GuestIdentity("isandbox", "template", "token"), 10)
+        told = datetime.fromisoformat(json.loads(heads[-1].partition(b"\r\n\r\n")[2])["timestamp"])
+        assert round(told.timestamp() * 1000) == clock.now_ms()
 
 
 @pytest.mark.parametrize("boots", [True, False])
