@@ -24,7 +24,8 @@ from agentenv.guest.client import GuestClient, GuestIdentity
 from agentenv.network.layout import GUEST_IP, GUEST_MAC, TAP, Layout, Slot, boot_settings
 from agentenv.network.slots import SlotPool
 from agentenv.vmm.driver import BootSpec, MemoryFile, VmSpec
-from agentenv.vmm.firecracker import FirecrackerDriver, FirecrackerSettings, FirecrackerVm, RateLimits, installed_version
+from agentenv.vmm.firecracker import FirecrackerDriver, FirecrackerSettings, FirecrackerVm, installed_version
+from agentenv.vmm.firecracker_requests import RateLimits
 from agentenv.vmm.jail import user_of
 
 MACHINE = Machine(1, 256, 128)

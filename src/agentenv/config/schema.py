@@ -221,6 +221,13 @@ class VmmConfig(_Section):
     )
     firecracker: str = Field("", description="Path of a firecracker, 1.12 or newer; empty: the one in PATH.")
     jailer: str = Field("", description="Path of the jailer of the same release; empty: the one in PATH.")
+    cpu_template: str = Field(
+        "",
+        description="CPU that Firecracker shows to guests, for snapshots that move between hosts: one of its own by name, or a JSON file.",
+    )
+    virtualization: Literal["kvm", "pvm"] = Field(
+        "kvm", description="What Firecracker runs on; `pvm` needs a firecracker, a jailer and a `guest.kernel` that are made for it."
+    )
     accelerator: Literal["auto", "kvm", "tcg"] = Field("auto", description="`auto`: KVM where ordinary guests run on it, else emulation.")
     qemu: str = Field("", description="Path of a qemu-system-x86_64 to use instead of the packaged one.")
     code_cache_mb: int = Field(64, ge=16, le=1024, description="Translation cache of an emulated VM, MiB; filled as the guest runs.")

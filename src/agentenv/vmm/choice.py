@@ -18,10 +18,11 @@ from agentenv.host.requirements import find_program
 from agentenv.host.tsc import tsc_khz
 from agentenv.vmm.driver import Vmm
 from agentenv.vmm.firecracker import FirecrackerDriver, FirecrackerSettings, installed_version
+from agentenv.vmm.firecracker_requests import cpu_template
 from agentenv.vmm.qemu import QemuDriver, QemuSettings, cpu_name
 from agentenv.vmm.qemu_install import QemuInstallation, ensure_qemu
 
-Accelerator = Literal["kvm", "tcg"]
+Accelerator = Literal["kvm", "pvm", "tcg"]
 _NO_KVM = {
     "absent": "there is no /dev/kvm",
     "pvm": "/dev/kvm is of the PVM kind, on which ordinary guests do not run",
@@ -55,7 +56,11 @@ class VmmInstallation:
 def find_firecracker(config: VmmConfig) -> FirecrackerInstallation:
     """The programs if VMs can run on them here. HostNotReady, naming all that is missing."""
     lacks, steps = [], []
-    if (kind := kvm_kind()) != "usable":
+    kind = kvm_kind()
+    if config.virtualization == "pvm" and kind != "pvm":
+        lacks.append("vmm.virtualization is pvm, but there is no /dev/kvm of that kind")
+        steps.append("load the module kvm-pvm, or set vmm.virtualization to kvm")
+    elif config.virtualization == "kvm" and kind != "usable":
         lacks.append(_NO_KVM[kind])
         steps.append("use a machine (or an instance type) with KVM")
     found = {name: shutil.which(setting) if setting else find_program(name) for name, setting in _programs(config).items()}
@@ -87,7 +92,7 @@ def choose(config: VmmConfig) -> FirecrackerInstallation | None:
         return None
 
 
-def accelerator_of(config: VmmConfig) -> Accelerator:
+def accelerator_of(config: VmmConfig) -> Literal["kvm", "tcg"]:
     """What QEMU runs on. Unsupported when KVM is demanded where ordinary guests do not run on it."""
     kind = kvm_kind()
     if config.accelerator == "kvm" and kind != "usable":
@@ -98,7 +103,7 @@ def accelerator_of(config: VmmConfig) -> Accelerator:
 def ensure_vmm(cache: Path, config: VmmConfig, verify: bool, progress: Progress) -> VmmInstallation:
     """What VMs run on; a QEMU is fetched if the host has none that is fit. Blocks."""
     if (firecracker := choose(config)) is not None:
-        return VmmInstallation("kvm", firecracker=firecracker)
+        return VmmInstallation(config.virtualization, firecracker=firecracker)
     accelerator = accelerator_of(config)
     return VmmInstallation(accelerator, ensure_qemu(cache, program=config.qemu, verify=verify, progress=progress))
 
@@ -107,8 +112,11 @@ def driver_for(installed: VmmInstallation, config: VmmConfig) -> Vmm:
     """The driver."""
     found = installed.firecracker
     if found is not None:
-        cpu = f"host {cpu_name(Path('/proc/cpuinfo').read_text())}"
-        return FirecrackerDriver(FirecrackerSettings(found.firecracker, found.jailer, found.version, cpu))
+        cpu, template = f"host {cpu_name(Path('/proc/cpuinfo').read_text())}", cpu_template(config.cpu_template)
+        settings = FirecrackerSettings(
+            found.firecracker, found.jailer, found.version, cpu, cpu_template=template, virtualization=config.virtualization
+        )
+        return FirecrackerDriver(settings)
     return QemuDriver(qemu_settings(installed, config))
 
 

@@ -17,7 +17,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from agentenv.core.errors import AgentEnvError, HostNotReady, Internal, NotFound, StorageFull, Unsupported
 from agentenv.core.model import VmIdentity
@@ -27,11 +26,11 @@ from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
 from agentenv.vmm.driver import BootSpec, Fill, MemoryExport, MemoryFile, User, VmSpec
 from agentenv.vmm.firecracker_api import FirecrackerApi
+from agentenv.vmm.firecracker_requests import CpuTemplate, RateLimits, Request, boot_requests, load_requests, numbers, save_request
 from agentenv.vmm.jail import CAPTURE, GROUP, Jail, inside, user_of
 
 MIN_VERSION = (1, 12)
 """The first that can be given another network device when it loads a state."""
-_TRACK_DIRTY_PAGES_SINCE = (1, 13)
 _START_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 120.0  # writes what changed; a disk may be slow
 _VERSION_DEADLINE_S = 10.0
@@ -42,17 +41,6 @@ _POWERED_OFF = re.compile(rb"reboot: (Power down|System halted)")
 """What a kernel says on the console, whatever its log level."""
 _LAST_WORDS_BYTES = 32
 _QUIET = ("--level", "Warning")
-_DRIVE, _NETWORK = "root", "net"
-
-
-@dataclass(frozen=True, slots=True)
-class RateLimits:
-    """Most a guest may do in a second; 0 is no limit. A burst of one second's worth is let through at once."""
-
-    disk_bytes: int = 0
-    disk_operations: int = 0
-    network_bytes: int = 0
-    network_packets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +52,8 @@ class FirecrackerSettings:
     version: str
     cpu_model: str
     limits: RateLimits = field(default_factory=RateLimits)
+    cpu_template: CpuTemplate = field(default_factory=CpuTemplate)
+    virtualization: str = "kvm"
 
 
 def installed_version(firecracker: Path, jailer: Path) -> str:
@@ -73,7 +63,7 @@ def installed_version(firecracker: Path, jailer: Path) -> str:
     version = versions[firecracker]
     if version != versions[jailer]:
         raise HostNotReady(f"{firecracker} is version {version}, but {jailer} is {versions[jailer]}", hint)
-    if _numbers(version) < MIN_VERSION:
+    if numbers(version) < MIN_VERSION:
         raise HostNotReady(f"{firecracker} is version {version}, older than {'.'.join(map(str, MIN_VERSION))}", hint)
     return version
 
@@ -87,10 +77,6 @@ def _version_of(program: Path, hint: str) -> str:
     if match is None:
         raise HostNotReady(f"{program} does not tell its version: {(done.stdout or done.stderr)[:80]!r}", hint)
     return match.group(1)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 class FirecrackerVm:
@@ -116,12 +102,12 @@ class FirecrackerVm:
         """The user of its jail."""
         return user_of(self._spec.namespace), GROUP
 
-    async def configure(self, requests: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
+    async def configure(self, requests: Sequence[Request]) -> None:
         """Ask for each thing in turn, once it listens. Internal, with its last words, when it ends or refuses."""
         log = self._spec.work / "vmm.log"
         await unless(self.ended(), self._requests(requests), lambda why: Internal(f"the VM did not start: {why}", f"see {log}"))
 
-    async def _requests(self, requests: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
+    async def _requests(self, requests: Sequence[Request]) -> None:
         await self._api.wait_listening(_START_DEADLINE_S)
         for method, path, body in requests:
             await self._api.call(method, path, body, _START_DEADLINE_S)
@@ -184,7 +170,8 @@ class FirecrackerDriver:
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
         """What snapshots made here depend on. Not the TSC's rate: a state has it, and a load has KVM keep to it, or fails."""
         s = self._settings
-        return VmIdentity("firecracker", "kvm", s.cpu_model, s.version, kernel_sha256, initramfs_sha256, 0)
+        cpu = s.cpu_template.identity or s.cpu_model
+        return VmIdentity("firecracker", s.virtualization, cpu, s.version, kernel_sha256, initramfs_sha256, 0)
 
     @property
     def memory(self) -> MemoryExport:
@@ -198,7 +185,7 @@ class FirecrackerDriver:
     async def boot(self, spec: VmSpec, boot: BootSpec) -> FirecrackerVm:
         """Start from the kernel. What it says on its console is in `work`/vmm.log, and bounded."""
         files = ((boot.kernel, "kernel", False), (boot.initramfs, "initramfs", False))
-        return await self._start(spec, files, boot_requests(spec, boot, self._settings.limits))
+        return await self._start(spec, files, boot_requests(spec, boot, self._settings.limits, self._settings.cpu_template))
 
     async def restore(self, spec: VmSpec, state: Path, fill: Fill | None = None) -> FirecrackerVm:
         """Load `state` over the memory of `spec` and run."""
@@ -207,7 +194,7 @@ class FirecrackerDriver:
         if not state.is_file():
             raise NotFound(f"the VM state {state} does not exist", "the snapshot is damaged; delete it")
         files = ((state, "state", False), (spec.memory, "memory", False))
-        return await self._start(spec, files, load_requests(spec, self._settings))
+        return await self._start(spec, files, load_requests(spec, self._settings.version, self._settings.limits))
 
     async def adopt(self, spec: VmSpec, process_id: ProcessId) -> FirecrackerVm:
         """Take over a VM started by a former server."""
@@ -215,9 +202,7 @@ class FirecrackerDriver:
             raise NotFound(f"the VMM of {spec.name} (pid {process_id.pid}) is gone")
         return FirecrackerVm(process_id, spec)
 
-    async def _start(
-        self, spec: VmSpec, files: tuple[tuple[Path, str, bool], ...], requests: Sequence[tuple[str, str, dict[str, Any]]]
-    ) -> FirecrackerVm:
+    async def _start(self, spec: VmSpec, files: tuple[tuple[Path, str, bool], ...], requests: Sequence[Request]) -> FirecrackerVm:
         s = self._settings
         jail = Jail(s.firecracker, s.jailer, spec.name, spec.work, spec.namespace, (*files, (spec.disk, "disk", True)))
         pid = await asyncio.to_thread(_spawn, jail)
@@ -228,59 +213,6 @@ class FirecrackerDriver:
             await asyncio.shield(vm.kill())
             raise
         return vm
-
-
-def boot_requests(spec: VmSpec, boot: BootSpec, limits: RateLimits) -> list[tuple[str, str, dict[str, Any]]]:
-    """What a machine is made of, request by request. Pure."""
-    cmdline = f"console=ttyS0 reboot=k panic=-1 quiet mitigations=off aenv.exit=reboot {boot.cmdline}"
-    machine = {"vcpu_count": spec.machine.vcpu_count, "mem_size_mib": spec.machine.memory_mb, "track_dirty_pages": True}
-    drive = {"drive_id": _DRIVE, "path_on_host": "/disk", "is_root_device": False, "is_read_only": False, "cache_type": "Writeback"}
-    network = {"iface_id": _NETWORK, "host_dev_name": spec.tap, "guest_mac": spec.guest_mac}
-    return [
-        ("PUT", "/machine-config", machine),
-        ("PUT", "/boot-source", {"kernel_image_path": "/kernel", "initrd_path": "/initramfs", "boot_args": cmdline}),
-        ("PUT", f"/drives/{_DRIVE}", drive | _drive_limits(limits)),
-        ("PUT", f"/network-interfaces/{_NETWORK}", network | _network_limits(limits)),
-        ("PUT", "/entropy", {}),
-        ("PUT", "/actions", {"action_type": "InstanceStart"}),
-    ]
-
-
-def save_request(is_whole: bool) -> dict[str, Any]:
-    """How a state is saved, with all of the memory or what changed of it. Pure."""
-    return {"snapshot_type": "Full" if is_whole else "Diff", "snapshot_path": "/state-out", "mem_file_path": CAPTURE}
-
-
-def load_requests(spec: VmSpec, settings: FirecrackerSettings) -> list[tuple[str, str, dict[str, Any]]]:
-    """How a state is loaded and set going, with this node's limits instead of those in the state. Pure."""
-    tracking = "track_dirty_pages" if _numbers(settings.version) >= _TRACK_DIRTY_PAGES_SINCE else "enable_diff_snapshots"
-    load = {
-        "snapshot_path": "/state",
-        "mem_backend": {"backend_type": "File", "backend_path": "/memory"},
-        tracking: True,
-        "network_overrides": [{"iface_id": _NETWORK, "host_dev_name": spec.tap}],
-    }
-    drive, network = _drive_limits(settings.limits), _network_limits(settings.limits)
-    limited: list[tuple[str, str, dict[str, Any]]] = [
-        *([("PATCH", f"/drives/{_DRIVE}", {"drive_id": _DRIVE, **drive})] if drive else []),
-        *([("PATCH", f"/network-interfaces/{_NETWORK}", {"iface_id": _NETWORK, **network})] if network else []),
-    ]
-    return [("PUT", "/snapshot/load", load), *limited, ("PATCH", "/vm", {"state": "Resumed"})]
-
-
-def _drive_limits(limits: RateLimits) -> dict[str, Any]:
-    found = _limiter(limits.disk_bytes, limits.disk_operations)
-    return {"rate_limiter": found} if found else {}
-
-
-def _network_limits(limits: RateLimits) -> dict[str, Any]:
-    found = _limiter(limits.network_bytes, limits.network_packets)
-    return {"rx_rate_limiter": found, "tx_rate_limiter": found} if found else {}
-
-
-def _limiter(size_bytes: int, operations: int) -> dict[str, Any]:
-    buckets = {"bandwidth": size_bytes, "ops": operations}
-    return {name: {"size": size, "refill_time": 1000} for name, size in buckets.items() if size}
 
 
 def _spawn(jail: Jail) -> ProcessId:

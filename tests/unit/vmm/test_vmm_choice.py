@@ -103,3 +103,17 @@ def test_firecracker_does_not_emulate(programs: VmmConfig, monkeypatch: pytest.M
     on_host(monkeypatch, "usable")
     with pytest.raises(Unsupported, match="does not emulate"):
         choice.choose(programs.model_copy(update={"driver": "firecracker", "accelerator": "tcg"}))
+
+
+@pytest.mark.parametrize(("kind", "fits"), [("pvm", True), ("usable", False), ("absent", False)])
+def test_pvm_is_taken_where_it_is_asked_for_and_is_in_the_identity(
+    programs: VmmConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: KvmKind, fits: bool
+) -> None:
+    on_host(monkeypatch, kind)
+    config = programs.model_copy(update={"driver": "firecracker", "virtualization": "pvm"})
+    if not fits:
+        with pytest.raises(HostNotReady, match="no /dev/kvm of that kind"):
+            choice.choose(config)
+        return
+    installed = choice.ensure_vmm(tmp_path, config, False, lambda *_: None)
+    assert choice.driver_for(installed, config).identity("k", "i").accelerator == "pvm"

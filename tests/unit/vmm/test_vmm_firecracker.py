@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, Unavailable, Unsupported
+from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, InvalidInput, Unavailable, Unsupported
 from agentenv.core.model import Machine
 from agentenv.host import mounts, process
 from agentenv.host.capped_log import open_for_program
 from agentenv.host.process import ProcessId
 from agentenv.vmm import firecracker
 from agentenv.vmm.driver import BootSpec, MemoryFile, VmSpec
-from agentenv.vmm.firecracker import FirecrackerSettings, RateLimits, boot_requests, installed_version, load_requests
+from agentenv.vmm.firecracker import FirecrackerDriver, FirecrackerSettings, installed_version
 from agentenv.vmm.firecracker_api import FirecrackerApi, FirecrackerError
+from agentenv.vmm.firecracker_requests import CpuTemplate, RateLimits, boot_requests, cpu_template, load_requests
 
 SPEC = VmSpec("vm", Path("/work"), Machine(2, 256, 1024), Path("/m"), Path("/d"), "ns", "tap0", "02:00:00:00:00:01")
 BOOT = BootSpec(Path("/k"), Path("/i"), "aenv.root=/dev/vda")
@@ -104,7 +105,7 @@ async def test_each_failure_has_its_class(firecracker_process: FakeFirecracker) 
 
 
 def test_a_boot_names_everything_by_its_place_in_the_jail() -> None:
-    requests = boot_requests(SPEC, BOOT, RateLimits())
+    requests = boot_requests(SPEC, BOOT, RateLimits(), CpuTemplate())
     assert requests[0] == ("PUT", "/machine-config", {"vcpu_count": 2, "mem_size_mib": 256, "track_dirty_pages": True})
     assert requests[-1] == ("PUT", "/actions", {"action_type": "InstanceStart"})
     text = json.dumps(requests)
@@ -117,7 +118,7 @@ def test_a_boot_names_everything_by_its_place_in_the_jail() -> None:
     ("version", "tracking"), [("1.12.1", "enable_diff_snapshots"), ("1.13.0", "track_dirty_pages"), ("1.14.2", "track_dirty_pages")]
 )
 def test_a_load_takes_this_sandbox_s_network_device(version: str, tracking: str) -> None:
-    load, resume = load_requests(replace(SPEC, tap="tap7"), replace(SETTINGS, version=version))
+    load, resume = load_requests(replace(SPEC, tap="tap7"), version, RateLimits())
     assert load[:2] == ("PUT", "/snapshot/load")
     assert load[2] == {
         "snapshot_path": "/state",
@@ -131,13 +132,37 @@ def test_a_load_takes_this_sandbox_s_network_device(version: str, tracking: str)
 def test_limits_hold_after_a_boot_and_replace_those_of_a_state() -> None:
     disk = {"bandwidth": {"size": 1000, "refill_time": 1000}, "ops": {"size": 20, "refill_time": 1000}}
     network = {"bandwidth": {"size": 300, "refill_time": 1000}}
-    booted = {path: body for _, path, body in boot_requests(SPEC, BOOT, LIMITS)}
+    booted = {path: body for _, path, body in boot_requests(SPEC, BOOT, LIMITS, CpuTemplate())}
     assert booted["/drives/root"]["rate_limiter"] == disk
-    loaded = load_requests(SPEC, replace(SETTINGS, limits=LIMITS))
+    loaded = load_requests(SPEC, "1.12.1", LIMITS)
     assert [path for _, path, _ in loaded] == ["/snapshot/load", "/drives/root", "/network-interfaces/net", "/vm"]
     assert loaded[1][2] == {"drive_id": "root", "rate_limiter": disk}
     assert loaded[2][2] == {"iface_id": "net", "rx_rate_limiter": network, "tx_rate_limiter": network}
     assert booted["/network-interfaces/net"]["tx_rate_limiter"] == network
+
+
+def test_a_cpu_template_is_asked_for_and_is_what_snapshots_depend_on(tmp_path: Path) -> None:
+    custom = tmp_path / "mixed.json"
+    custom.write_text('{"cpuid_modifiers": []}')
+    by_name, by_file = cpu_template("T2A"), cpu_template(str(custom))
+    assert boot_requests(SPEC, BOOT, RateLimits(), by_name)[0][2]["cpu_template"] == "T2A"
+    assert ("PUT", "/cpu-config", {"cpuid_modifiers": []}) in boot_requests(SPEC, BOOT, RateLimits(), by_file)
+    assert "cpu" not in json.dumps(boot_requests(SPEC, BOOT, RateLimits(), cpu_template("")), default=str).replace("vcpu_count", "")
+    found = [FirecrackerDriver(replace(SETTINGS, cpu_template=one)).identity("k", "i") for one in (by_name, by_file, cpu_template(""))]
+    assert found[0].cpu_model == "template T2A"
+    assert found[1].cpu_model.startswith("template sha256:")
+    assert found[2].cpu_model == "cpu"
+    custom.write_text('{"cpuid_modifiers": [1]}')
+    assert cpu_template(str(custom)).identity != by_file.identity
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", "{"])
+def test_a_cpu_template_that_is_none_is_refused(tmp_path: Path, content: str | None) -> None:
+    custom = tmp_path / "t.json"
+    if content is not None:
+        custom.write_text(content)
+    with pytest.raises(InvalidInput, match=r"vmm\.cpu_template names .*t\.json"):
+        cpu_template(str(custom))
 
 
 class Saving:
