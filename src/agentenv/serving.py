@@ -23,6 +23,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from agentenv.core.errors import AgentEnvError, Unavailable
+from agentenv.host import process
 from agentenv.host.listeners import pick
 from agentenv.host.process import ProcessId
 from agentenv.proxy.sandboxes import SandboxRoutes
@@ -93,9 +94,11 @@ class Doors:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                await asyncio.to_thread(start, listeners, theirs.fileno())
+                starter = await asyncio.to_thread(start, listeners, theirs.fileno())
             ours.setblocking(False)
-            if await _told(ours, _LOAD_DEADLINE_S) != _LOADED:
+            told = await _told(ours, _LOAD_DEADLINE_S)
+            process.reap(starter.pid)  # it has become nobody's child, and left only this
+            if told != _LOADED:
                 raise Unavailable("the next server ended before it was ready")
         except AgentEnvError as error:
             _log.error("this server goes on: %s", error)

@@ -5,11 +5,13 @@ Its process 1 is Debian's systemd, with no unit but its own and those a test put
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from e2e_node import AENV
 
 SYSTEMD = Path("/lib/systemd/systemd")
 START_DEADLINE_S = 60.0
@@ -80,6 +82,25 @@ class Machine:
             assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done
 
+    @contextlib.contextmanager
+    def streaming(self, sandbox: str) -> Iterator[None]:
+        """A client in there that follows a command for as long."""
+        words = [str(AENV), "exec", sandbox, "echo begun; sleep 600"]
+        client = subprocess.Popen([*self._inside(), *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert client.stdout is not None
+        assert client.stdout.readline() == "begun\n"
+        try:
+            yield
+        finally:
+            client.kill()
+            client.wait()
+            client.stdout.close()
+
+    def _inside(self) -> list[str]:
+        children = Path(f"/proc/{self._outside.pid}/task/{self._outside.pid}/children").read_text().split()
+        namespaces = ["--mount", "--pid", "--ipc", "--uts", "--cgroup", "--root", "--wd"]
+        return ["nsenter", "--target", children[0], *namespaces] if children else ["false"]
+
     def aenv(self, *words: str, **more: object) -> str:
         """Run our client in there, with the settings of the machine."""
-        return self.run(str(Path(sys.executable).parent / "aenv"), *words, **more).stdout  # type: ignore[arg-type]
+        return self.run(str(AENV), *words, **more).stdout  # type: ignore[arg-type]

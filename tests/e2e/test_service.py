@@ -41,6 +41,12 @@ def main_pid(machine) -> str:
     return machine.run("systemctl", "show", "--property=MainPID", "--value", SERVICE).stdout.strip()
 
 
+def serves(machine) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{machine.port}/health", timeout=60) as answer:  # no try: nobody refuses
+        assert answer.status == 200
+
+
+@pytest.mark.timeout(1200)
 def test_a_sandbox_outlives_every_end_of_its_server(machine):
     machine.run("systemctl", "start", SERVICE, timeout_s=1200)
     status = dict(
@@ -59,21 +65,31 @@ def test_a_sandbox_outlives_every_end_of_its_server(machine):
 
     def goes_on(what: str) -> None:
         end = time.monotonic() + 60
-        while beats() <= seen[-1]:
+        while (now := beats()) <= seen[-1]:
             assert time.monotonic() < end, f"the sandbox stands still after {what}"
-        seen.append(beats())
+        seen.append(now)
 
     pids = [main_pid(machine)]
     for verb in ("reload", "restart"):
         machine.run("systemctl", verb, SERVICE)
         pids.append(main_pid(machine))
         goes_on(verb)
+    with machine.streaming(sandbox):  # the server before this one lives on for it, which must hide nothing from systemd
+        machine.run("systemctl", "reload", SERVICE)
+        machine.run("kill", "-9", main_pid(machine))
+        serves(machine)
+        pids.append(main_pid(machine))
+        goes_on("kill -9 beside a former server")
     machine.run("kill", "-9", main_pid(machine))
-    with urllib.request.urlopen(f"http://127.0.0.1:{machine.port}/health", timeout=60) as answer:  # no try: nobody refuses
-        assert answer.status == 200
+    serves(machine)
     pids.append(main_pid(machine))
     goes_on("kill -9")
-    assert len(set(pids)) == 4, pids
+    assert len(set(pids)) == 5, pids
+    machine.run("sh", "-c", "cp /etc/agentenv/config.toml /tmp/kept; echo broken >> /etc/agentenv/config.toml")
+    assert machine.run("systemctl", "reload", SERVICE, check=False).returncode != 0
+    machine.run("sh", "-c", "cat /tmp/kept > /etc/agentenv/config.toml")
+    assert main_pid(machine) == pids[-1]
+    goes_on("a reload with a broken configuration")
     machine.run("systemctl", "stop", SERVICE)
     machine.run("systemctl", "start", SERVICE)
     goes_on("stop and start")

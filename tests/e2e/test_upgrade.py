@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from e2b import Sandbox
 
-LINES = 500
+LINES = 400
 STREAM = f"for i in $(seq {LINES}); do echo $i; sleep 0.05; done"
 
 

@@ -240,6 +240,8 @@ def main(listeners: str, turn_fd: int | None) -> None:
     from agentenv.host.listeners import adopt
     from agentenv.serving import Turn
 
+    if turn_fd is not None and os.fork():
+        os._exit(0)  # nobody's child: the service manager is to see its end, also while the former server lives
     try:
         config = load_config()
         inherited = adopt(int(fd) for fd in listeners.split(",") if fd)

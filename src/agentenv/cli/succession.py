@@ -30,12 +30,13 @@ _POLL_S = 0.05
 
 
 def starter(config: Config) -> Callable[[Sequence[int], int], ProcessId]:
-    """Starts the next server: the program as it is installed now, with the settings of this one's command line."""
+    """Starts the next server: the program as it is installed now, with the addresses, home and run folder of this one."""
 
     def start(listeners: Sequence[int], turn: int) -> ProcessId:
         words = ["--listeners", ",".join(map(str, listeners)), "--turn", str(turn)]
         argv = [sys.executable, "-m", "agentenv.cli.server", *words]
-        environment = {**os.environ, **settings_of(config)}
+        pinned = {"AENV_API_HOST": config.api.host, "AENV_NODE_RUN": str(config.node.run)}
+        environment = {**os.environ, **settings_of(config), **pinned}
         stderr = sys.stderr.fileno()  # a log, a journal or a terminal: whatever this one writes to
         return spawn(argv, server_log(config), Path("/"), env=environment, output=stderr, keep=(*listeners, turn))
 

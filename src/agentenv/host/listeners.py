@@ -39,6 +39,8 @@ def adopt(descriptors: Iterable[int]) -> list[socket.socket]:
 
 def pick(listeners: list[socket.socket], host: str, port: int) -> list[socket.socket]:
     """Take those out of `listeners` that listen where the settings say; they are the caller's."""
+    if not listeners:
+        return []
     addresses = {entry[4][0] for entry in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)}
     picked = [sock for sock in listeners if sock.getsockname()[1] == port and sock.getsockname()[0] in addresses]
     listeners[:] = [sock for sock in listeners if sock not in picked]

@@ -7,15 +7,18 @@ durability or the figures of the documentation depend on it, else `advised`; non
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
+import resource
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentenv.config.schema import Config
 from agentenv.host.doctor import Check, Status, kvm_kind
-from agentenv.host.tuning import MODULES, SYSCTLS, Module, Need, Sysctl
+from agentenv.host.process_limits import OPEN_FILES_WANTED
+from agentenv.host.tuning import MODULES, OPEN_FILES_MAX, SYSCTLS, Module, Need, Sysctl
 
 GROUP = "production"
 KERNEL_WANTED = (6, 5)
@@ -23,6 +26,8 @@ DISK_WANTED_BYTES = 100 << 30
 SWAPPINESS_MOST = 10
 FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "zfs", "f2fs")
 CONTROLLERS = ("cpu", "io", "memory", "pids")
+SERVICE_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where a service of systemd looks for programs."""
 SYSTEMD = "run/systemd/system"
 SERVICE = "agentenv.service"
 _CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter")
@@ -31,10 +36,11 @@ _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What no file tells: the kernel's release, and what adjtimex(2) says of its clock."""
+    """What no file tells: the kernel's release, what adjtimex(2) says of its clock, how many files a process may open."""
 
     release: str = field(default_factory=platform.release)
     clock_state: int = field(default_factory=lambda: ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))
+    open_files: int = field(default_factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def production_checks(config: Config, root: Path = Path("/"), facts: Facts | None = None) -> list[Check]:
@@ -43,12 +49,14 @@ def production_checks(config: Config, root: Path = Path("/"), facts: Facts | Non
     found = [
         host.kernel(),
         host.virtualisation(),
+        host.firecracker(),
         *(host.module(module) for module in MODULES),
         host.cgroup(),
         *(check for sysctl in SYSCTLS if (check := host.sysctl(sysctl)) is not None),
         host.file_system(),
         host.private_home(),
         host.at_boot(),
+        host.open_files(),
         host.free_disk(),
         host.clock(),
         host.time_sync(),
@@ -69,6 +77,7 @@ class _Host:
     def __init__(self, root: Path, facts: Facts, config: Config) -> None:
         self._root, self._facts = root, facts
         self._home = config.node.home.absolute()
+        self._programs = {"firecracker": config.vmm.firecracker, "jailer": config.vmm.jailer}
 
     def _read(self, path: str) -> str:
         """A file's text, empty when there is none."""
@@ -97,6 +106,16 @@ class _Host:
             "usable": "",
         }[kind]
         return _check("virtualisation", "needed", kind == "usable", f"/dev/kvm is {kind}", hint)
+
+    def firecracker(self) -> Check:
+        lacking = [name for name, setting in self._programs.items() if not self._has_program(setting or name)]
+        detail = f"there is no {' and no '.join(lacking)}: VMs run on QEMU" if lacking else "its programs are there"
+        hint = "put firecracker and jailer of one release, 1.12 or newer, into /usr/local/bin"
+        return _check("firecracker", "needed", not lacking, detail, hint)
+
+    def _has_program(self, name: str) -> bool:
+        paths = [Path(name).absolute()] if "/" in name else [Path(folder, name) for folder in SERVICE_PATH]
+        return any(os.access(self._root / path.relative_to("/"), os.X_OK) for path in paths)
 
     def module(self, module: Module) -> Check:
         loaded = (self._root / module.proof).exists()
@@ -145,6 +164,12 @@ class _Host:
             return _check("service", "advised", False, "no systemd here: something else must start the node", "run `aenv up` at boot")
         enabled = (self._root / f"etc/systemd/system/multi-user.target.wants/{SERVICE}").is_symlink()
         return _check("service", "advised", enabled, "starts at boot" if enabled else f"no {SERVICE} is enabled", "aenv setup")
+
+    def open_files(self) -> Check:
+        most = self._facts.open_files
+        fits = most == resource.RLIM_INFINITY or most >= OPEN_FILES_WANTED
+        hint = f"ulimit -Hn {OPEN_FILES_MAX} before `aenv up`; the service of `aenv setup` has it"
+        return _check("open files", "advised", fits, f"{most} for each process" + ("" if fits else f", wanted {OPEN_FILES_WANTED}"), hint)
 
     def free_disk(self) -> Check:
         folder = self._root / self._home.relative_to("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from agentenv.host import production
 from agentenv.host.production import Facts, production_checks
 from agentenv.host.tuning import MODULES, SYSCTLS
 
-GOOD = Facts(release="6.12.95-cloud-amd64", clock_state=0)
+GOOD = Facts(release="6.12.95-cloud-amd64", clock_state=0, open_files=1 << 20)
 FILES = {
     "proc/cpuinfo": "flags : fpu vmx\n",
     "proc/mounts": "/dev/root / overlay rw 0 0\n/dev/vdb /var/lib ext4 rw 0 0\n",
@@ -41,6 +42,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         put(made, module.proof, "")
     for sysctl in SYSCTLS:
         put(made, sysctl.path, f"{sysctl.value}\n")
+    for name in ("firecracker", "jailer"):
+        put(made, f"usr/local/bin/{name}", "")
+        (made / "usr/local/bin" / name).chmod(0o755)
     link = made / "etc/systemd/system/multi-user.target.wants/agentenv.service"
     link.parent.mkdir(parents=True)
     link.symlink_to("/etc/systemd/system/agentenv.service")
@@ -120,11 +124,12 @@ def test_each_setting(root, sysctl):
 @pytest.mark.parametrize(
     ("facts", "check"),
     [
-        (Facts("6.1.0-1-amd64", 0), "kernel"),
-        (Facts("5.15.0", 0), "kernel"),
-        (Facts("odd", 0), "kernel"),
-        (Facts("7.0", 5), "time"),
-        (Facts("6.5.0", -1), "time"),
+        (replace(GOOD, release="6.1.0-1-amd64"), "kernel"),
+        (replace(GOOD, release="5.15.0"), "kernel"),
+        (replace(GOOD, release="odd"), "kernel"),
+        (replace(GOOD, clock_state=5), "time"),
+        (replace(GOOD, clock_state=-1), "time"),
+        (replace(GOOD, open_files=1024), "open files"),
     ],
 )
 def test_what_no_file_tells(root, facts, check):
@@ -136,6 +141,19 @@ def test_a_home_that_others_can_list(root):
     assert lacking(root) == {"home": ("needed", "chmod 0711 /var/lib/agentenv")}
 
 
+def test_firecracker_must_be_where_the_service_looks(root):
+    (root / "usr/local/bin/jailer").chmod(0o644)
+    found = lacking(root)
+    assert list(found) == ["firecracker"]
+    assert "1.12 or newer" in found["firecracker"][1]
+    (root / "opt").mkdir()
+    (root / "usr/local/bin/jailer").chmod(0o755)
+    (root / "usr/local/bin/jailer").rename(root / "opt/jailer")
+    assert list(lacking(root)) == ["firecracker"]
+    checks = production_checks(load_config(vmm_jailer="/opt/jailer"), root, GOOD)
+    assert {check.status for check in checks if check.name == "firecracker"} == {"ok"}
+
+
 def test_no_systemd_and_a_service_that_is_not_enabled(root):
     (root / "etc/systemd/system/multi-user.target.wants/agentenv.service").unlink()
     assert lacking(root) == {"service": ("advised", "aenv setup")}
@@ -145,5 +163,5 @@ def test_no_systemd_and_a_service_that_is_not_enabled(root):
 
 
 def test_an_empty_host_raises_nothing(tmp_path):
-    found = lacking(tmp_path, Facts("", -1))
+    found = lacking(tmp_path, Facts("", -1, 0))
     assert {"kernel", "virtualisation", "cgroup v2", "file system", "module tun"} <= set(found)

@@ -13,6 +13,7 @@ from proxy_rig import SANDBOX, Rig, Table, answer, replies, request
 
 from agentenv.core.errors import Unavailable
 from agentenv.host.listeners import adopt
+from agentenv.host.process import ProcessId
 from agentenv.proxy import ProxyServer
 from agentenv.serving import Doors, Turn, until_replaced
 
@@ -43,6 +44,7 @@ class Succession:
     def starter(self, listeners, talk):
         self.handed = [os.dup(fd) for fd in listeners]
         self.talk = os.dup(talk)
+        return ProcessId(os.getpid(), 0)
 
     def start_next(self) -> threading.Thread:
         """What the next process does up to GO, in a thread; `turn` is its end of the talk."""
@@ -140,6 +142,7 @@ async def test_a_next_server_that_does_not_get_ready_changes_nothing(rig, two, h
         if how == "ends while it loads":
             other = socket.socket(fileno=os.dup(talk))
             threading.Timer(0.2, other.close).start()
+        return ProcessId(os.getpid(), 0)
 
     stop, make_way, api = asyncio.Event(), asyncio.Event(), asyncio.create_task(asyncio.sleep(60))
     waiting = asyncio.create_task(until_replaced(two.doors, start, stop, make_way, api))
