@@ -78,12 +78,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A failed test keeps the server's and blockd's last log lines in its report."""
+    """A failed test keeps the last log lines of its nodes' servers and blockds in its report."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    of_the_node = {"e2e", "conformance"} & set(item.path.parts)
-    if report.failed and report.when == "call" and of_the_node:
-        for name in ("server.log", "blockd.log"):
-            log = HOME / "log" / name
+    if report.failed and report.when == "call":
+        homes = {value.home for value in item.funcargs.values() if isinstance(value, Node)} if isinstance(item, pytest.Function) else set()
+        for log in sorted(home / "log" / name for home in homes for name in ("server.log", "blockd.log")):
             if log.exists():
-                report.sections.append((f"end of {name}", "\n".join(log.read_text(errors="replace").splitlines()[-60:])))
+                report.sections.append((f"end of {log}", "\n".join(log.read_text(errors="replace").splitlines()[-60:])))

@@ -8,9 +8,11 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{Advice, Mmap, UncheckedAdvice};
+use nix::sys::statfs::{fstatfs, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC};
 
 /// Bytes handed out before the mapped pages are given back: they count as memory of
 /// this process, although they are the page cache's.
@@ -23,8 +25,11 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps all of a file.
+    /// Maps all of a file. Fails for one whose holes a mapped read would fill.
     pub fn of(file: &File) -> io::Result<Mapping> {
+        if filled_by_reading(file)? {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         // SAFETY: layers are immutable, and their bytes are not touched here even if
         // someone breaks that rule (see the invariant above).
         let map = unsafe { Mmap::map(file) }?;
@@ -51,4 +56,14 @@ impl Mapping {
         }
         Some(part)
     }
+}
+
+/// A file system in memory takes a page for each hole that is read through a mapping,
+/// and fails the read when it is full. A plain read takes none.
+fn filled_by_reading(file: &File) -> io::Result<bool> {
+    const BLOCK_BYTES: u64 = 512; // of `st_blocks`, everywhere
+    let in_memory = [TMPFS_MAGIC, OVERLAYFS_SUPER_MAGIC]; // the latter may stand on the former
+    let about = file.metadata()?;
+    Ok(about.blocks() * BLOCK_BYTES < about.len()
+        && in_memory.contains(&fstatfs(file)?.filesystem_type()))
 }

@@ -1,9 +1,11 @@
 //! Large reads, which the kernel answers out of the layers' files themselves.
 
 use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use nix::fcntl::{fallocate, FallocateFlags};
 use nix::libc;
 use serde_json::{json, Value};
 
@@ -91,6 +93,51 @@ fn a_file_cut_short_fails_the_read_and_nothing_else() {
     }
     disk.read_exact_at(&mut buffer, MIB).unwrap();
     assert!(buffer == bytes[MIB as usize..MIB as usize + LARGE]);
+}
+
+/// A mapped read of a hole takes memory on a tmpfs, and there may be none.
+#[test]
+fn a_hole_in_a_file_on_a_full_tmpfs_is_read_as_zeros() {
+    let daemon = Daemon::start();
+    let small = SmallTmpfs::mounted_on(daemon.path("small"), 8);
+    let bytes = content(4, 4 * MIB as usize);
+    let whole = layer(&daemon, "whole", &bytes, &json!({}));
+    let holed = small.0.join("holed");
+    std::fs::copy(&whole, &holed).unwrap();
+    let file = OpenOptions::new().write(true).open(&holed).unwrap();
+    let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let hole = MIB as libc::off_t;
+    fallocate(&file, mode, hole, hole).unwrap();
+    let filler = std::fs::write(small.0.join("filler"), vec![1; 16 * MIB as usize]);
+    assert_eq!(filler.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    let body = json!({ "lowers": [holed], "cache": "direct" });
+    daemon.ok("PUT", "/v1/stacks/holed", &body);
+    let disk = std::fs::File::open(daemon.file("holed")).unwrap();
+    let mut buffer = vec![0xee; LARGE];
+    disk.read_exact_at(&mut buffer, MIB + MIB / 2).unwrap();
+    assert!(buffer.iter().all(|&byte| byte == 0));
+    disk.read_exact_at(&mut buffer, 3 * MIB).unwrap();
+    assert!(buffer == bytes[3 * MIB as usize..3 * MIB as usize + LARGE]);
+    drop(disk);
+    daemon.ok("DELETE", "/v1/stacks/holed", &json!({}));
+}
+
+struct SmallTmpfs(PathBuf);
+
+impl SmallTmpfs {
+    fn mounted_on(place: PathBuf, size_mib: u32) -> SmallTmpfs {
+        std::fs::create_dir(&place).unwrap();
+        let options = format!("size={size_mib}m");
+        let flags = nix::mount::MsFlags::empty();
+        nix::mount::mount(Some("small"), &place, Some("tmpfs"), flags, Some(&*options)).unwrap();
+        SmallTmpfs(place)
+    }
+}
+
+impl Drop for SmallTmpfs {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
+    }
 }
 
 /// Pages that were shown from the page cache are not kept as the daemon's memory.
