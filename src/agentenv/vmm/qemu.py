@@ -235,10 +235,10 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
     accelerator = "kvm" if s.accelerator == "kvm" else f"tcg,thread=multi,tb-size={s.code_cache_mb}"
     size = f"{spec.machine.memory_mb}M"
     memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
-    # A block device past the host's page cache, as the file is by itself: what the guest wrote must be in the stack when it is sealed.
-    cache = "none" if spec.disk.is_block_device() else "writeback"
+    # Past the host's page cache: what the guest wrote must be in the stack when it is sealed. Also, QEMU tries a failed flush of a file in
+    # that cache never again, and the VM could not go on after a full disk.
     # Opened for writing at once: by the time the guest writes, QEMU is nobody who could open it.
-    drive = f"id=root,file={spec.disk},format=raw,if=none,cache={cache},aio=threads,discard=unmap,file.locking=off,auto-read-only=off"
+    drive = f"id=root,file={spec.disk},format=raw,if=none,cache=none,aio=threads,discard=unmap,file.locking=off,auto-read-only=off"
     network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
     kind, options = console.split(",", 1)
     user = user_of(spec.namespace)

@@ -37,6 +37,22 @@ pub fn seek_hole(file: &File, offset: u64) -> io::Result<u64> {
     Ok(lseek(file, start, Whence::SeekHole)?.unsigned_abs())
 }
 
+/// Takes room on the file system for a range of a file, whose size stays. Where the file
+/// system cannot, nothing is taken.
+pub fn allocate(file: &File, offset: u64, length_bytes: u64) -> io::Result<()> {
+    let to_signed = |value| i64::try_from(value).map_err(|_| io::Error::from(Errno::EOVERFLOW));
+    let keep_size = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    match fallocate(
+        file,
+        keep_size,
+        to_signed(offset)?,
+        to_signed(length_bytes)?,
+    ) {
+        Ok(()) | Err(Errno::EOPNOTSUPP) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// Frees a range of a file, which then reads as zero. `Ok(false)` means that the
 /// file system cannot.
 pub fn punch_hole(file: &File, offset: u64, length_bytes: u64) -> io::Result<bool> {

@@ -9,7 +9,7 @@ use nix::fcntl::{fallocate, FallocateFlags};
 use nix::libc;
 use serde_json::{json, Value};
 
-use crate::rig::{content, open_rw, Daemon};
+use crate::rig::{content, open_rw, Daemon, SmallFs};
 use crate::MIB;
 
 const LARGE: usize = 256 << 10;
@@ -99,7 +99,7 @@ fn a_file_cut_short_fails_the_read_and_nothing_else() {
 #[test]
 fn a_hole_in_a_file_on_a_full_tmpfs_is_read_as_zeros() {
     let daemon = Daemon::start();
-    let small = SmallTmpfs::mounted_on(daemon.path("small"), 8);
+    let small = SmallFs::mount(daemon.path("small"), 8 * MIB);
     let bytes = content(4, 4 * MIB as usize);
     let whole = layer(&daemon, "whole", &bytes, &json!({}));
     let holed = small.0.join("holed");
@@ -120,24 +120,6 @@ fn a_hole_in_a_file_on_a_full_tmpfs_is_read_as_zeros() {
     assert!(buffer == bytes[3 * MIB as usize..3 * MIB as usize + LARGE]);
     drop(disk);
     daemon.ok("DELETE", "/v1/stacks/holed", &json!({}));
-}
-
-struct SmallTmpfs(PathBuf);
-
-impl SmallTmpfs {
-    fn mounted_on(place: PathBuf, size_mib: u32) -> SmallTmpfs {
-        std::fs::create_dir(&place).unwrap();
-        let options = format!("size={size_mib}m");
-        let flags = nix::mount::MsFlags::empty();
-        nix::mount::mount(Some("small"), &place, Some("tmpfs"), flags, Some(&*options)).unwrap();
-        SmallTmpfs(place)
-    }
-}
-
-impl Drop for SmallTmpfs {
-    fn drop(&mut self) {
-        let _ = nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH);
-    }
 }
 
 /// Pages that were shown from the page cache are not kept as the daemon's memory.

@@ -73,3 +73,33 @@ fn a_full_disk_fails_writes_and_seals_but_harms_nothing() {
     drop(disk);
     daemon.ok("DELETE", "/v1/stacks/disk", &Value::Null);
 }
+
+/// What was written can be flushed, whatever there is no room for any more: a VMM waits for
+/// room when a write fails, but takes a failed flush for a loss.
+#[test]
+fn a_flush_needs_no_room() {
+    for (number, piece_bytes) in [512, 4096, 65_536, MIB].into_iter().enumerate() {
+        let daemon = Daemon::start();
+        let small = SmallFs::mount(daemon.path("small"), 3 * MIB);
+        let upper = json!({ "data": small.0.join("data"), "index": small.0.join("index") });
+        let body = json!({ "upper": upper, "virtual_size_bytes": 64 * MIB, "cache": "direct" });
+        daemon.ok("PUT", "/v1/stacks/disk", &body);
+        let disk = open_rw(&daemon.file("disk"));
+        let bytes = content(number as u32, piece_bytes as usize);
+        let place = |piece: u64| piece * piece_bytes * 2; // apart, so that each is a record
+        let refused = (0..)
+            .find_map(|piece| Some((piece, disk.write_at(&bytes, place(piece)).err()?)))
+            .unwrap();
+        let (pieces, error) = refused;
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+        disk.sync_all().unwrap();
+        assert!(pieces > 0);
+        let mut found = vec![0; bytes.len()];
+        for piece in 0..pieces {
+            disk.read_exact_at(&mut found, place(piece)).unwrap();
+            assert!(found == bytes, "{piece} of {piece_bytes} bytes");
+        }
+        drop(disk);
+        daemon.ok("DELETE", "/v1/stacks/disk", &Value::Null);
+    }
+}

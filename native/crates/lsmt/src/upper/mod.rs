@@ -20,7 +20,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use nix::fcntl::Flock;
@@ -100,6 +100,8 @@ struct LogState {
     pending: Vec<Segment>,
     /// Records in the index file.
     written_records: u64,
+    /// Records made since it was opened, and the ones it held then.
+    made_records: u64,
     /// Data that `pending` supersedes.
     superseded: Garbage,
     /// Superseded for good, and not freed yet.
@@ -120,6 +122,8 @@ pub struct Upper {
     state: RwLock<LogState>,
     /// Good bytes of the index file; the lock also makes flushes one at a time.
     index_bytes: Mutex<u64>,
+    /// Records that the index file has room for on its file system.
+    index_room: AtomicU64,
     /// Data was overwritten in place since the last flush.
     is_dirty: AtomicBool,
     needs_directory_sync: AtomicBool,
@@ -289,11 +293,13 @@ impl Upper {
                 data_end: replay.data_end,
                 pending: Vec::new(),
                 written_records: replay.records,
+                made_records: replay.records,
                 superseded: Garbage::default(),
                 garbage: Garbage::default(),
                 journal: None,
             }),
             index_bytes: Mutex::new(replay.index_bytes),
+            index_room: AtomicU64::new(replay.records),
             is_dirty: AtomicBool::new(false),
             needs_directory_sync: AtomicBool::new(is_new),
             poisoned: AtomicBool::new(false),
@@ -481,6 +487,7 @@ impl Upper {
         {
             // Best effort: replay cuts a torn tail off by itself.
             let _ = self.index.set_len(*index_bytes);
+            self.index_room.store(0, Ordering::Release); // it went with the tail
             return Err(failed(source));
         }
         self.index.sync_data().map_err(failed)?;

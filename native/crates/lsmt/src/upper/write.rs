@@ -5,13 +5,19 @@ use std::sync::atomic::Ordering;
 
 use super::{LogState, Upper, UpperError, UpperLayout, MAX_PIECE_SECTORS};
 use crate::extents::join;
-use crate::format::{Segment, FIRST_DATA_SECTOR, MAX_ENTRY_SECTORS, SECTOR_BYTES};
+use crate::format::{
+    Segment, BLOCK_BYTES, ENTRY_BYTES, FIRST_DATA_SECTOR, MAX_ENTRY_SECTORS, SECTOR_BYTES,
+};
 use crate::sys;
 
 /// Zeros written at once (1 MiB).
 const MAX_ZEROS_SECTORS: u64 = 2048;
 /// Records kept in memory before a write forces a flush (1 MiB).
 const MAX_PENDING_RECORDS: usize = 65_536;
+/// Records for which the index file gets room at a time (16 KiB).
+const ROOM_RECORDS: u64 = 1024;
+/// More writes than this are never on their way at once.
+const MAX_WRITERS: u64 = 256;
 
 impl Upper {
     /// Writes whole grains. Lasting only after [`Upper::flush`].
@@ -170,13 +176,30 @@ impl Upper {
             }
         }
         state.pending.push(segment);
+        state.made_records += 1;
         Ok(())
     }
 
+    /// Before data is written, so that a flush never fails for want of room: a VMM or a
+    /// guest waits for room when a write fails so, but takes a failed flush for a loss.
     fn make_room_for_records(&self) -> Result<(), UpperError> {
-        if self.state.read().pending.len() < MAX_PENDING_RECORDS {
+        let (pending, written, made) = {
+            let state = self.state.read();
+            let written = state.written_records;
+            (state.pending.len(), written, state.made_records)
+        };
+        if pending >= MAX_PENDING_RECORDS {
+            self.flush()?;
+        }
+        if made + MAX_WRITERS <= self.index_room.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.flush()
+        let room = made + ROOM_RECORDS;
+        let place_bytes = |record| BLOCK_BYTES as u64 + record * ENTRY_BYTES as u64;
+        let (start, end) = (place_bytes(written), place_bytes(room));
+        sys::allocate(&self.index, start, end - start)
+            .map_err(|source| UpperError::io("make room in", &self.index_path, source))?;
+        self.index_room.fetch_max(room, Ordering::AcqRel);
+        Ok(())
     }
 }
