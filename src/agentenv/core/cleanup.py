@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from agentenv.core.errors import AgentEnvError
 from agentenv.core.tasks import wait_done
 
 _log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ async def _run_all(steps: list[_Step]) -> list[_Step]:
         try:
             async with asyncio.timeout(STEP_DEADLINE_S):
                 await step()
-        except (Exception, asyncio.CancelledError):  # noqa: BLE001 - every step must get its turn; the failure is logged and returned
-            _log.exception("clean-up step failed: %s", name)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - every step gets its turn; the failure is logged and returned
+            _log.error("clean-up step failed: %s: %s", name, error, exc_info=not isinstance(error, AgentEnvError))
             failed.append((name, step))
     return failed

@@ -23,6 +23,8 @@ from agentenv.network.layout import GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC
 _log = logging.getLogger(__name__)
 _COMMAND_DEADLINE_S = 20.0
 _MAKERS = 2  # more at once only queue on the kernel's RTNL lock
+_DESTROYERS = 2  # so that thousands that a killed server left do not hold up the first creates of the next
+_DESTROY_WAITS_S = (1, 5, 30, 300)
 
 
 class SlotPool:
@@ -37,6 +39,7 @@ class SlotPool:
         self._making: set[int] = set()
         self._numbers = itertools.cycle(range(layout.count))
         self._making_limit = asyncio.Semaphore(_MAKERS)
+        self._destroying_limit = asyncio.Semaphore(_DESTROYERS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -144,12 +147,19 @@ class SlotPool:
             _log.warning("a network slot could not be made ahead: %s", error)
 
     async def _destroy(self, number: int) -> None:
-        try:
-            await asyncio.to_thread(destroy, *self.layout.names(number))
-        except AgentEnvError as error:
-            _log.error("network slot %d could not be removed: %s", number, error)
-            return  # the number stays out of use
-        self._making.discard(number)
+        """Until it is gone: a look-up that fails for a moment must not leave a namespace for good. Its number is out of use meanwhile."""
+        for wait_s in (*_DESTROY_WAITS_S, None):
+            try:
+                async with self._destroying_limit:
+                    await asyncio.to_thread(destroy, *self.layout.names(number))
+                self._making.discard(number)
+                return
+            except (AgentEnvError, OSError) as error:
+                if wait_s is None or self._closed:
+                    _log.error("network slot %d could not be removed, the next start of the server will: %s", number, error)
+                    return
+                _log.warning("network slot %d could not be removed, will be tried again in %d s: %s", number, wait_s, error)
+            await asyncio.sleep(wait_s)
 
     def _spawn(self, work: Coroutine[None, None, None], name: str = "destroy") -> None:
         task = asyncio.create_task(work, name=name)

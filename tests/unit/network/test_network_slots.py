@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.config.schema import NetworkConfig
-from agentenv.core.errors import LimitReached
+from agentenv.core.errors import Internal, LimitReached
 from agentenv.core.network import OPEN, Egress
 from agentenv.host import netns
 from agentenv.network import slots as slots_module
@@ -194,6 +194,36 @@ async def test_a_slot_that_cannot_be_made_leaves_nothing(layout: Layout, monkeyp
     slot = await pool.acquire()
     await pool.release(slot.number)
     await pool.close()
+
+
+async def test_i05_a_slot_that_cannot_be_removed_at_first_goes_later_and_young_ones_stay(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look-ups fail for a while, in both ways they can, under a burst of tenants."""
+    monkeypatch.setattr(slots_module, "_DESTROY_WAITS_S", (0.05,) * 8)
+    failures = iter([Internal("injected"), FileNotFoundError("injected")] * 10)
+
+    def fail_at_first(namespace: str, veth: str) -> None:
+        for error in failures:
+            raise error
+        destroy(namespace, veth)
+
+    pool = SlotPool(layout, DENIED, ready=2)
+    await pool.open(())
+    monkeypatch.setattr(slots_module, "destroy", fail_at_first)
+    old = [await pool.acquire() for _ in range(5)]
+    for slot in old:
+        await pool.release(slot.number)
+    young = [await pool.acquire() for _ in range(5)]
+    await pool.settle()
+    present, _ = _on_machine(layout)
+    assert {slot.namespace for slot in young} <= set(present)
+    assert not {slot.namespace for slot in old} & set(present)
+    assert pool.counts() == {"ready": 2, "held": 5, "changing": 0}
+    for slot in young:
+        await pool.release(slot.number)
+    await pool.close()
+    assert _on_machine(layout) == ([], [])
 
 
 async def test_a_ready_slot_that_somebody_removed_is_not_handed_out(layout: Layout) -> None:

@@ -1,0 +1,77 @@
+"""What tests of crashes share: whom to kill, and what must be true afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from e2e_node import Node, remains
+
+SETTLE_S = 60
+
+
+def vmms(node: Node) -> dict[str, int]:
+    """The process of each VMM by the id of its sandbox, from the machine itself."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if str(node.run).encode() not in b" ".join(words):
+                continue
+            for name in (word.decode() for word in words if word.startswith(b"aenv-")):
+                found[name.removeprefix("aenv-").partition(",")[0]] = int(entry.name)
+    return found
+
+
+def kill(pid: int) -> None:
+    """As a crash does it. No error when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def health(node: Node) -> dict[str, Any]:
+    """What the server says of itself; empty when it does not answer."""
+    try:
+        with urllib.request.urlopen(f"{node.url}/health", timeout=10) as reply:
+            return dict(json.load(reply))
+    except (OSError, urllib.error.URLError):
+        return {}
+
+
+def at_rest(node: Node) -> dict[str, Any]:
+    """What a node without sandboxes has: compare before and after. Files are those of layers and snapshots."""
+    found = remains(node.home, node.run)
+    return {
+        "vmms": sorted(vmms(node)),
+        "mounts": found.get("mounts", []),
+        "loops": found.get("loops", []),
+        "work folders": sorted(path.name for path in (node.run / "vms").iterdir()),
+        "layers": sorted(path.name for path in (node.home / "layers").iterdir()),
+        "snapshots": sorted(path.name for path in (node.home / "snapshots").iterdir()),
+    }
+
+
+def leftovers(node: Node, before: dict[str, Any], spare_slots: int = 4) -> dict[str, Any]:
+    """What is more than before; network slots only beyond the spare ones."""
+    now = at_rest(node)
+    found = {name: sorted(set(now[name]) - set(before[name])) for name in before}
+    links = remains(node.home, node.run)
+    for kind in ("namespaces", "links"):
+        if len(links.get(kind, [])) > spare_slots:
+            found[kind] = links[kind]
+    return {name: value for name, value in found.items() if value}
+
+
+def wait_nothing_left(node: Node, before: dict[str, Any]) -> None:
+    """Wait until the node is as before."""
+    end = time.monotonic() + SETTLE_S
+    while left := leftovers(node, before):
+        assert time.monotonic() < end, f"left over: {left}"
+        time.sleep(0.5)
