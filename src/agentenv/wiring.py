@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +32,7 @@ from agentenv.guest.client import GuestClient
 from agentenv.guest.initramfs import Initramfs
 from agentenv.guest.kernel import GUEST_SETTINGS, Kernel
 from agentenv.host import files, native
+from agentenv.host.cgroup import Cgroups, node_name, protect_from_oom
 from agentenv.host.process_limits import lift_file_size, raise_open_files
 from agentenv.image.convert import Converter
 from agentenv.image.helper_logins import HelperLogins
@@ -218,6 +220,7 @@ def _parts(
         ),
         secrets=Vault(store.secrets, paths.secret_key, clock),
         shared=Shared(config.limits.starts_at_once),
+        cgroups=Cgroups(node_name(paths.tag)),
         image_registry=registry,
         image_converter=Converter(layers, native.program("imagefs"), config.images, config.guest.disk_mb, reserve_bytes),
         native_images=NativeImages(layers, blocks, config.images, HelperLogins(paths.helper_logins, config.images.docker_config_file)),
@@ -250,6 +253,7 @@ async def _serve(config: Config, succession: Succession) -> bool:
     paths = paths_of(config)
     stop, make_way = asyncio.Event(), asyncio.Event()
     raise_open_files()
+    protect_from_oom(os.getpid())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -324,6 +328,7 @@ def shut_down(config: Config, kill_sandboxes: bool, report: Callable[[str], None
     slots = remove_all(Layout(config.network.pool_cidr, paths.tag))
     if slots:
         report(f"removed {slots} network slot(s)")
+    Cgroups(node_name(paths.tag)).close()
     paths.api_socket.unlink(missing_ok=True)
     paths.blockd_socket.unlink(missing_ok=True)
 

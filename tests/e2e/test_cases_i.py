@@ -16,7 +16,7 @@ import pytest
 from crashes import at_rest, health, kill, vmms, wait_nothing_left
 from e2b import Sandbox, SandboxQuery, SandboxState
 from e2e_node import Node
-from guest_programs import count, start_counter, wait_beyond
+from guest_programs import count, start_counter, wait_beyond, wait_for
 from test_blockd_kill import blockd_pid
 
 REPORTED_S = 5
@@ -129,8 +129,9 @@ def test_i08_the_state_told_is_that_of_the_process(node: Node) -> None:
     for move in moves:
         move()
         (item,) = [one for one in Sandbox.list(**node.options).next_items() if one.sandbox_id == subject.sandbox_id]
-        runs = subject.sandbox_id in vmms(node)
-        assert (item.state == SandboxState.RUNNING) == runs == subject.is_running()
+        runs = item.state == SandboxState.RUNNING
+        assert runs == subject.is_running()
+        wait_for(lambda runs=runs: runs == (subject.sandbox_id in vmms(node)), f"told to be {item.state}, which its VMM is not")
         if runs:
             assert subject.commands.run("echo on").stdout == "on\n"
     subject.kill()

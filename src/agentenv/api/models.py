@@ -14,6 +14,7 @@ from agentenv.api.bodies import Body
 from agentenv.api.network_models import NetworkBody, to_settings
 from agentenv.core.errors import InvalidInput, Unsupported
 from agentenv.core.model import CreateRequest
+from agentenv.core.quotas import Quotas
 from agentenv.core.templates import TAGS_MAX
 
 _NOT_BUILT = "leave it out; this node does not have the feature"
@@ -70,6 +71,15 @@ class VolumeMountBody(Body):
     path: str
 
 
+class QuotasBody(Body):
+    """`limits` of a creation: shares of the node; what is absent is the node's own limit."""
+
+    cpu_percent: int = Field(0, alias="cpuPercent", ge=0, le=3200)
+    disk_bytes_per_s: int = Field(0, alias="diskBytesPerSecond", ge=0, le=1 << 40)
+    disk_operations_per_s: int = Field(0, alias="diskOperationsPerSecond", ge=0, le=10_000_000)
+    network_bytes_per_s: int = Field(0, alias="networkBytesPerSecond", ge=0, le=1 << 37)
+
+
 class CreateBody(Body, extra="allow"):
     """`POST /v2/sandboxes` (contract section 2.2)."""
 
@@ -85,6 +95,7 @@ class CreateBody(Body, extra="allow"):
     mcp: dict[str, Any] | None = None  # the client starts the gateway itself; there is nothing to do here
     iam: IamBody = IamBody()
     volume_mounts: list[VolumeMountBody] = Field(default_factory=list, alias="volumeMounts")
+    limits: QuotasBody = QuotasBody()  # an extension: what it may use of the node
     count: int | None = Field(None, ge=1, le=100)  # an extension: so many in one call, each with an outcome of its own
 
 
@@ -248,6 +259,7 @@ def to_create_request(body: CreateBody, template: str, max_timeout_hours: int) -
         volume_mounts=tuple((mount.name, mount.path) for mount in body.volume_mounts),
         unknown_fields=tuple(name[:80] for name in sorted(body.model_extra or ())[:MAX_UNKNOWN_FIELDS]),
         secure=not isinstance(body, CreateBodyV1) or body.secure,
+        quotas=Quotas(**body.limits.model_dump()),
     )
 
 

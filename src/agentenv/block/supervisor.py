@@ -13,6 +13,7 @@ from agentenv.block.client import PROTOCOL, BlockClient
 from agentenv.config.schema import ImagesConfig
 from agentenv.core.errors import Conflict, HostNotReady, Unavailable
 from agentenv.host import process
+from agentenv.host.cgroup import protect_from_oom
 from agentenv.host.process import ProcessId
 
 _START_DEADLINE_S = 10.0
@@ -76,6 +77,7 @@ class BlockServer:
         ticks = process.start_ticks(pid)
         if ticks is None:
             raise Unavailable(f"blockd (pid {pid}) has just ended")
+        protect_from_oom(pid)
         self._process = ProcessId(pid, ticks)
 
     async def close(self) -> None:

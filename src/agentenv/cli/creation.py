@@ -11,6 +11,7 @@ import click
 from agentenv.cli.api import Api, without_secrets
 from agentenv.cli.output import busy, info, print_json
 from agentenv.cli.verb import json_option, pairs_option
+from agentenv.core.quotas import NAMES
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -25,6 +26,7 @@ class Wish:
     metadata: dict[str, str] = field(default_factory=dict)
     on_timeout: str = "kill"
     auto_resume: bool = False
+    limits: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
         """As the API takes it."""
@@ -36,6 +38,8 @@ class Wish:
         }
         if self.auto_resume:
             body["autoResume"] = {"enabled": True}
+        if self.limits:
+            body["limits"] = {name: int(value) for name, value in self.limits.items()}
         if self.timeout_s is not None:
             body["timeout"] = self.timeout_s
         return body
@@ -57,6 +61,7 @@ def creation_options(function: Function) -> Function:
             show_default=True,
             help="What happens at its end.",
         ),
+        pairs_option("--limit", f"Limit what it may use (repeatable): {', '.join(NAMES.values())}.", "limits"),
         pairs_option("--metadata", "Attach metadata (repeatable); `aenv ls --metadata` finds it.", "-m"),
         pairs_option("--env", "Set an environment variable in the sandbox (repeatable).", "-e"),
         click.option("--timeout", "timeout_s", type=click.IntRange(1), metavar="S", help="End it after S seconds.  [default: 300]"),
@@ -68,6 +73,9 @@ def creation_options(function: Function) -> Function:
 
 def check(wish: Wish) -> None:
     """UsageError when its parts do not go together."""
+    for name, value in wish.limits.items():
+        if name not in NAMES.values() or not value.isdigit():
+            raise click.UsageError(f"--limit {name}={value}: not one of {', '.join(NAMES.values())} with a whole number")
     if wish.auto_resume and wish.on_timeout != "pause":
         raise click.UsageError("--auto-resume needs --on-timeout pause")
 

@@ -10,25 +10,24 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from agentenv.config.limits import LimitsConfig
+from agentenv.config.section import Section
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _DOMAIN = re.compile(rf"(?=[^:]{{1,200}}(?::|\Z)){_LABEL}(?:\.{_LABEL})*(?::([0-9]{{1,5}}))?")
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class NodeConfig(_Section):
+class NodeConfig(Section):
     """Where the node keeps its things."""
 
     home: Path = Field(Path("/var/lib/agentenv"), description="Layers, snapshots, database, keys, caches.")
     run: Path = Field(Path("/run/agentenv"), description="Sockets, pid files and mounts; gone after a reboot.")
 
 
-class ApiConfig(_Section):
+class ApiConfig(Section):
     """The listeners for API and sandbox traffic, and the names clients know them by."""
 
     host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback a key is always required.")
@@ -98,7 +97,7 @@ class ApiConfig(_Section):
         return self.domain if ":" in self.domain or port in (None, 443) else f"{self.domain}:{port}"
 
 
-class GuestConfig(_Section):
+class GuestConfig(Section):
     """What guests are made of."""
 
     vcpu_count: int = Field(1, ge=1, le=32, description="Virtual CPUs of a template that names no other number.")
@@ -127,7 +126,7 @@ class GuestConfig(_Section):
     restore_deadline_s: int = Field(30, ge=1, le=600, description="Longest restore up to the guest's first answer, seconds.")
 
 
-class TemplatesConfig(_Section):
+class TemplatesConfig(Section):
     """The built-in templates."""
 
     built_in: tuple[Literal["base", "code-interpreter-v1"], ...] = Field(
@@ -135,7 +134,7 @@ class TemplatesConfig(_Section):
     )
 
 
-class WarmConfig(_Section):
+class WarmConfig(Section):
     """VMs that stand ready, so that a create only has to wake one."""
 
     sandboxes: int = Field(
@@ -145,7 +144,7 @@ class WarmConfig(_Section):
     idle_s: int = Field(600, ge=1, description="How long after the last create from a template, seconds.")
 
 
-class ImagesConfig(_Section):
+class ImagesConfig(Section):
     """OCI images: where they come from, and what the node takes in."""
 
     default_registry: str = Field("docker.io", description="Registry of image names that name none.")
@@ -213,7 +212,7 @@ class ImagesConfig(_Section):
         return Path(self.docker_config) if self.docker_config else Path.home() / ".docker" / "config.json"
 
 
-class VmmConfig(_Section):
+class VmmConfig(Section):
     """The virtual machine monitor."""
 
     driver: Literal["auto", "qemu", "firecracker"] = Field(
@@ -236,7 +235,7 @@ class VmmConfig(_Section):
     )
 
 
-class NetworkConfig(_Section):
+class NetworkConfig(Section):
     """Guest networks."""
 
     pool_cidr: str = Field("10.119.0.0/16", description="Addresses of the links between host and sandbox namespaces; two each.")
@@ -259,42 +258,7 @@ class NetworkConfig(_Section):
     )
 
 
-class LimitsConfig(_Section):
-    """What the node refuses to go beyond."""
-
-    sandboxes_running: int = Field(200, ge=1, le=10000, description="Most sandboxes that run at once.")
-    memory_reserve_mb: int = Field(512, ge=0, description="Host memory that must stay available when a sandbox starts, MiB.")
-    starts_at_once: int = Field(4, ge=1, le=256, description="Restores that run at the same time; others wait their turn.")
-    disk_reserve_mb: int = Field(256, ge=0, description="Free space a pause or create must leave on the node's disk, MiB.")
-    templates: int = Field(10000, ge=1, le=100000, description="Most templates, snapshots of sandboxes included.")
-    layers_in_chain: int = Field(32, ge=4, le=200, description="Layers of memory or disk a paused sandbox may have before they are merged.")
-    checkpoints_of_sandbox: int = Field(100, ge=1, le=10000, description="Most checkpoints that one sandbox may have.")
-    builds_at_once: int = Field(2, ge=1, le=64, description="Template builds that run at the same time; others wait their turn.")
-    build_minutes: int = Field(60, ge=1, le=1440, description="Longest template build, minutes.")
-    build_steps_cached: int = Field(
-        1000, ge=0, le=100000, description="Disks of build steps that are kept for later builds; the one used longest ago goes first."
-    )
-    build_file_mb: int = Field(2048, ge=1, le=1048576, description="Largest archive that may be uploaded for a build's COPY step, MiB.")
-    build_files_mb: int = Field(
-        8192, ge=1, le=16777216, description="Uploaded archives that are kept, all together, MiB; the one used longest ago goes first."
-    )
-    build_caches_mb: int = Field(
-        8192,
-        ge=0,
-        le=16777216,
-        description="What cache mounts of RUN hold for later builds, all together, MiB; the one used longest ago goes first.",
-    )
-    build_downloads_mb: int = Field(
-        4096, ge=0, le=16777216, description="What ADD has fetched and is kept, MiB; the one used longest ago goes first."
-    )
-    build_fetch_s: int = Field(600, ge=1, le=86400, description="Longest fetch of one source of ADD, seconds.")
-    build_fetch_private: tuple[str, ...] = Field(
-        (), description="Hosts (`host` or `host:port`) that ADD may fetch from although their address is in `network.denied_cidrs`."
-    )
-    killed_kept_s: int = Field(3600, ge=0, description="How long the row and log of a killed sandbox are kept, seconds.")
-
-
-class StorageConfig(_Section):
+class StorageConfig(Section):
     """How full the node's disk may get before caches give way."""
 
     high_percent: int = Field(
@@ -319,7 +283,7 @@ class StorageConfig(_Section):
         return self
 
 
-class Config(_Section):
+class Config(Section):
     """All settings of a node."""
 
     node: NodeConfig = NodeConfig()

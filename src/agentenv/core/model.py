@@ -12,6 +12,7 @@ from typing import Literal
 from agentenv.core import ids
 from agentenv.core.lifecycle import State
 from agentenv.core.network import Egress, NetworkSettings, addresses
+from agentenv.core.quotas import Quotas
 
 OnTimeout = Literal["kill", "pause"]
 TemplateKind = Literal["builtin", "built", "snapshot"]  # made by the node itself, by a build, from a sandbox
@@ -268,6 +269,7 @@ class Sandbox:
     default_user: str = "user"
     default_workdir: str = "/home/user"
     checkpoint_id: str = ""  # the newest checkpoint that its present state descends from
+    quotas: Quotas = field(default_factory=Quotas)  # asked for at its creation; the node's own hold as well
 
     @property
     def egress(self) -> Egress:
@@ -293,6 +295,7 @@ class CreateRequest:
     secure: bool = True  # whether the guest agent asks for the sandbox's token
     unknown_fields: tuple[str, ...] = ()  # asked for, and ignored: the sandbox's log says so
     creation: Creation | None = None
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms: int) -> Sandbox:
@@ -323,6 +326,7 @@ def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms
         service=build.service,
         default_user=build.user,
         default_workdir=build.workdir,
+        quotas=request.quotas,
     )
 
 

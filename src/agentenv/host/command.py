@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, StorageFull
+from agentenv.host.cgroup import set_oom_score
 
 Progress = Callable[[str, int | None, int | None], None]
 """Called as `progress(step, done, total)`: `step` is a short text that ends in the unit when there are figures,
@@ -74,6 +75,7 @@ def run_command(
             )
         except OSError as error:
             raise HostNotReady(f"cannot start {name}: {error.strerror}", hint or "`aenv doctor` lists what the host lacks") from error
+        set_oom_score(child.pid, 0)  # ours is the server's alone
         try:
             status = _wait(child, name, timeout_s, watch, hint)
         finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentenv.config.schema import Config
+from agentenv.host.cgroup import Cgroups
 from agentenv.host.requirements import Finding, check_host
 from agentenv.host.tuning import Need
 
@@ -140,12 +141,11 @@ def _disk(config: Config) -> Check:
 
 
 def _cgroup() -> Check:
-    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        return Check("cgroup", "ok", "version 2")
-    if Path("/sys/fs/cgroup/memory").exists():
-        return Check(
-            "cgroup", "warn", "version 1: limits of single sandboxes are not enforced", "boot with systemd.unified_cgroup_hierarchy=1"
-        )
+    if (version := Cgroups("").version) == 2:
+        return Check("cgroup", "ok", "version 2: CPU, memory and threads of each VM are limited, memory of idle ones is reclaimed")
+    if version == 1:
+        detail = "version 1: CPU, memory and threads of each VM are limited, but memory of idle ones cannot be reclaimed"
+        return Check("cgroup", "warn", detail, "boot with systemd.unified_cgroup_hierarchy=1")
     return Check("cgroup", "warn", "not mounted: limits of single sandboxes are not enforced", "mount -t cgroup2 none /sys/fs/cgroup")
 
 

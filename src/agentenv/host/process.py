@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
 from agentenv.host import netns
+from agentenv.host.cgroup import set_oom_score
 from agentenv.host.command import run_command, wait_readable
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -81,6 +82,7 @@ def spawn(
         except OSError as error:  # of the program or of `cwd`: the error names which
             cause = f"{error.strerror}: {error.filename}"
             raise HostNotReady(f"{argv[0]} cannot be started: {cause}", "run `aenv doctor` to see what is missing") from error
+    set_oom_score(child.pid, 0)  # ours is the server's alone
     ticks = start_ticks(child.pid)
     child.returncode = 0  # the child outlives us by design: Popen must not warn about, or wait for, it
     if ticks is None:

@@ -126,7 +126,7 @@ class _Host:
         have = self._read("sys/fs/cgroup/cgroup.controllers").split()
         if not have:
             hint = "boot with systemd.unified_cgroup_hierarchy=1 (GRUB_CMDLINE_LINUX in /etc/default/grub, update-grub, reboot)"
-            return _check("cgroup v2", "needed", False, "not mounted: limits of sandboxes cannot be enforced", hint)
+            return _check("cgroup v2", "needed", False, "not mounted: memory of idle VMs cannot be reclaimed", hint)
         lacking = [name for name in CONTROLLERS if name not in have]
         detail = f"lacks {', '.join(lacking)}" if lacking else f"with {', '.join(CONTROLLERS)}"
         hint = "boot without cgroup_disable=, and with no controller in use by cgroup v1"

@@ -17,7 +17,7 @@ from pathlib import Path
 from agentenv.core.errors import AgentEnvError, LimitReached
 from agentenv.core.network import OPEN, Egress
 from agentenv.host import netns, process
-from agentenv.network import rules
+from agentenv.network import rates, rules
 from agentenv.network.layout import GATEWAY_IP, GATEWAY_MAC, GUEST_IP, GUEST_MAC, GUEST_PREFIX, TAP, UPLINK, Layout, Slot
 
 _log = logging.getLogger(__name__)
@@ -54,8 +54,11 @@ class SlotPool:
                 self._spawn(self._destroy(number))
         self._refill()
 
-    async def acquire(self, egress: Egress = OPEN) -> Slot:
-        """A slot for one tenant under its policy, ready for its VMM. LimitReached when the address pool is used up."""
+    async def acquire(self, egress: Egress = OPEN, bytes_per_s: int = 0) -> Slot:
+        """A slot for one tenant under its policy, ready for its VMM; `bytes_per_s` limits each direction, 0 does not.
+
+        LimitReached when the address pool is used up.
+        """
         while self._ready:
             slot = self._ready.popleft()
             if netns.exists(slot.namespace):
@@ -64,12 +67,14 @@ class SlotPool:
             slot = await self._make()
         self._held.add(slot.number)
         self._refill()
-        if egress != OPEN:
-            try:
+        try:
+            if egress != OPEN:
                 await self.apply(slot.number, egress)
-            except BaseException:
-                await self.release(slot.number)
-                raise
+            if bytes_per_s:
+                await asyncio.to_thread(rates.limit, slot.namespace, bytes_per_s)
+        except BaseException:
+            await self.release(slot.number)
+            raise
         return slot
 
     async def apply(self, number: int, egress: Egress) -> None:

@@ -44,8 +44,8 @@ async def run(parts: Parts) -> None:
         failures = 1 + await _start_again(parts, failures)
         try:
             await asyncio.shield(parts.shared.background(_settle_losses(parts), "losses of blockd"))
-        except Exception:  # noqa: BLE001 - whatever could not be settled must not end the watch
-            _log.exception("what the end of blockd cost could not be settled")
+        except Exception as error:  # noqa: BLE001 - whatever could not be settled must not end the watch; the next end of blockd tries again
+            _log.error("what the end of blockd cost could not be settled: %s", error, exc_info=not isinstance(error, AgentEnvError))
 
 
 def wait_ms(failures: int) -> int:
@@ -73,7 +73,7 @@ async def _settle_losses(parts: Parts) -> None:
     """Do what the end of the former blockd asks for. Ends early when this one ends, too."""
     making = set(parts.shared.warm.making)
     left = {s.sandbox_id for s in parts.store.sandboxes() if s.state is not State.KILLED} | set(parts.shared.warm.taken)
-    reopened = asyncio.ensure_future(open_hot_memory(parts))
+    parts.shared.background(open_hot_memory(parts), "hot memory")
     while left and parts.block_server.is_alive():
         outcomes = await asyncio.gather(*(_settle_one(parts, sandbox_id) for sandbox_id in left), return_exceptions=True)
         failed = {sandbox_id: out for sandbox_id, out in zip(left, outcomes, strict=True) if isinstance(out, BaseException)}
@@ -84,7 +84,6 @@ async def _settle_losses(parts: Parts) -> None:
     while making & set(parts.shared.warm.making):  # whatever they were at, their disks are gone, too
         await parts.clock.sleep_ms(_POLL_MS)
     await warm.free_unfit(parts, await _lost_of(parts, [one.record for one in parts.shared.warm.ready.values()]))
-    await reopened
 
 
 async def _settle_one(parts: Parts, sandbox_id: str) -> None:

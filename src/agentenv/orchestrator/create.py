@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
+from agentenv.core import quotas
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
 from agentenv.core.model import CreateRequest, Creation, Sandbox, StartOutcome, new_sandbox
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     """Start a sandbox from a template; returns once its guest answers."""
+    quotas.check(request.quotas, parts.config.limits.quotas)
     await make_room(parts)
     template, build = resolve(parts.store, request.template)
     admit(parts, build.machine)
@@ -46,6 +48,8 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
 
 async def create_many(parts: Parts, requests: Sequence[CreateRequest]) -> list[StartOutcome]:
     """Start several at once. An error that concerns all (no such template, no room for even one) fails the call; others are outcomes."""
+    for asked in {request.quotas for request in requests}:
+        quotas.check(asked, parts.config.limits.quotas)
     for template in {request.template for request in requests}:
         _, build = resolve(parts.store, template)
         admit(parts, build.machine)
@@ -61,8 +65,12 @@ async def outcome_of(start: Awaitable[Sandbox]) -> StartOutcome:
 
 
 async def _launch_any(parts: Parts, sandbox: Sandbox, creation: Creation | None) -> Sandbox:
-    """Wake a VM that stands ready for it, if there is one; volumes need a server that is there before the guest runs."""
-    warm = None if sandbox.volume_mounts else parts.shared.warm.take(sandbox.snapshot_id or "", parts.clock.monotonic_ms())
+    """Wake a VM that stands ready for it, if there is one; volumes and limits of its own need a VM that is started with them."""
+    warm = (
+        None
+        if sandbox.volume_mounts or sandbox.quotas != quotas.NONE
+        else parts.shared.warm.take(sandbox.snapshot_id or "", parts.clock.monotonic_ms())
+    )
     if warm is None:
         return await launch(parts, sandbox, creation)
     try:

@@ -24,6 +24,7 @@ from agentenv.core.model import LogEntry, RunningVm, VmIdentity
 from agentenv.core.paths import NodePaths
 from agentenv.core.storage import DiskUse
 from agentenv.guest.client import GuestClient
+from agentenv.host.cgroup import Cgroups
 from agentenv.host.file_cache import FileCache
 from agentenv.host.files import disk_use, write_out
 from agentenv.image.convert import Converter
@@ -66,6 +67,7 @@ class Parts:
     secrets: Vault
     boot: BootSpec
     shared: Shared
+    cgroups: Cgroups
     image_registry: Registry
     image_converter: Converter
     native_images: NativeImages

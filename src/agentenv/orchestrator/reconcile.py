@@ -24,7 +24,7 @@ from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.pause import after_failure, thaw
 from agentenv.orchestrator.repair import settle
 from agentenv.orchestrator.serve_volumes import life
-from agentenv.orchestrator.start import vm_spec
+from agentenv.orchestrator.start import cage, vm_spec
 from agentenv.orchestrator.sweep import sweep
 from agentenv.orchestrator.watch import watch
 
@@ -37,12 +37,15 @@ async def reconcile(parts: Parts, end_strays: Callable[[Path, set[Path]], object
     Conflict, with nothing touched, when VMs of another driver run.
     """
     _refuse_other_driver(parts)
+    await asyncio.to_thread(parts.cgroups.open)
     stacks = {stack.stack_id: stack for stack in await parts.blocks.stacks()}
     adopted = [s for s in parts.store.sandboxes() if _goes_on(s) and await _adopt(parts, s, stacks)]
     runs = {parts.paths.vm(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None}
     await asyncio.to_thread(end_strays or kill_strays, parts.paths.vms, runs)
     await _close_strays(parts, stacks, adopted)
-    await parts.volume_servers.adopt({life(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None})
+    lives = {life(s.sandbox_id, s.vm.run_id) for s in adopted if s.vm is not None}
+    await parts.volume_servers.adopt(lives)
+    await asyncio.to_thread(parts.cgroups.keep_only, lives)
     await parts.slots.open(s.vm.slot for s in adopted if s.vm is not None)
     for sandbox in adopted:  # not before the pool knows their slots: one that has died meanwhile gives its slot back
         await _apply_policy(parts, sandbox)
@@ -82,12 +85,15 @@ async def _adopt(parts: Parts, sandbox: Sandbox, stacks: dict[str, Stack]) -> bo
     disk = stacks[record.disk_stack]
     try:
         slot = parts.slots.slot(record.slot)
-        spec = vm_spec(parts, sandbox.sandbox_id, record.run_id, sandbox.machine, stacks[record.memory_stack].path, disk.path, slot)
+        spec = vm_spec(
+            parts, sandbox.sandbox_id, record.run_id, sandbox.machine, stacks[record.memory_stack].path, disk.path, slot, sandbox.quotas
+        )
         vm = await parts.vmm.adopt(spec, ProcessId(record.pid, record.pid_start_ticks))
         if sandbox.state is not State.RUNNING:
             await vm.resume()  # it was stopped for a capture that nobody waits for any more
     except AgentEnvError:
         return False
+    cage(parts, sandbox.sandbox_id, record.run_id, spec, vm.process)  # an earlier version may not have
     record = _true_record(parts, record, disk)
     if sandbox.state in CAPTURING:
         record = after_failure(record, vm)

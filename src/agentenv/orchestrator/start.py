@@ -23,9 +23,11 @@ from agentenv.core.errors import AgentEnvError, Internal
 from agentenv.core.ids import new_run_id
 from agentenv.core.model import Machine, RunningVm, Sandbox, Snapshot
 from agentenv.core.network import OPEN
+from agentenv.core.quotas import NONE, Quotas, capped
 from agentenv.core.spans import span
 from agentenv.core.tasks import unless
 from agentenv.guest.client import GuestIdentity
+from agentenv.host.cgroup import Share
 from agentenv.host.process import ProcessId
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
 from agentenv.orchestrator.parts import Parts, note
@@ -45,9 +47,12 @@ def memory_stack_id(layers: Iterable[str]) -> str:
     return "mem-" + hashlib.sha256(",".join(layers).encode()).hexdigest()[:32]
 
 
-def vm_spec(parts: Parts, sandbox_id: str, run_id: str, machine: Machine, memory: Path, disk: Path, slot: Slot) -> VmSpec:
-    """What the driver needs to know of one life of a VM."""
-    return VmSpec(f"aenv-{sandbox_id}", parts.paths.vm(sandbox_id, run_id), machine, memory, disk, slot.namespace, TAP, GUEST_MAC)
+def vm_spec(
+    parts: Parts, sandbox_id: str, run_id: str, machine: Machine, memory: Path, disk: Path, slot: Slot, asked: Quotas = NONE
+) -> VmSpec:
+    """What the driver needs to know of one life of a VM, for which `asked` was asked for."""
+    work, quotas = parts.paths.vm(sandbox_id, run_id), capped(asked, parts.config.limits.quotas)
+    return VmSpec(f"aenv-{sandbox_id}", work, machine, memory, disk, slot.namespace, TAP, GUEST_MAC, quotas)
 
 
 def blank_memory_id(memory_mb: int) -> str:
@@ -96,22 +101,30 @@ async def require_usable(parts: Parts, snapshot: Snapshot, *, cold: bool) -> Non
 
 
 async def launch_vm(
-    parts: Parts, sandbox_id: str, record: RunningVm, snapshot: Snapshot, slot: Slot, *, cold: bool = False
+    parts: Parts, sandbox_id: str, record: RunningVm, snapshot: Snapshot, slot: Slot, *, cold: bool = False, asked: Quotas = NONE
 ) -> tuple[RunningVm, Vm]:
     """Open the stacks of `record` and start its VMM; the record with its process. What exists after a failure is for `stop`."""
     with span("stacks"):
         memory, disk = await _open_stacks(parts, record, snapshot.machine, slot)
-    spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot)
+    spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot, asked)
     if cold:
         vm = await parts.vmm.boot(spec, parts.boot)
     else:
         own = parts.layers.paths(snapshot.memory_layers[len(record.memory_layers) :])
 
         async def fill(process: ProcessId) -> None:
+            cage(parts, sandbox_id, record.run_id, spec, process)  # what is filled in counts for it
             await parts.blocks.fill(process.pid, record.memory_stack, own)
 
         vm = await parts.vmm.restore(spec, state_file(parts.paths, snapshot.snapshot_id), fill if own else None)
+    cage(parts, sandbox_id, record.run_id, spec, vm.process)
     return replace(record, pid=vm.process.pid, pid_start_ticks=vm.process.start_ticks), vm
+
+
+def cage(parts: Parts, sandbox_id: str, run_id: str, spec: VmSpec, process: ProcessId) -> None:
+    """Put a VM into a control group of its own, with its share of the host."""
+    memory_mb = spec.machine.memory_mb + parts.config.limits.vmm_overhead_mb
+    parts.cgroups.put(life(sandbox_id, run_id), process.pid, Share(memory_mb, spec.quotas, spec.machine.vcpu_count))
 
 
 async def start(
@@ -169,7 +182,8 @@ async def _wake(parts: Parts, sandbox: Sandbox, warm: WarmVm) -> tuple[RunningVm
 async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool, alone: bool, clock_behind_ms: int) -> tuple[RunningVm, Vm]:
     sandbox_id = sandbox.sandbox_id
     with span("slot"):
-        slot = await parts.slots.acquire(sandbox.egress)
+        limits = capped(sandbox.quotas, parts.config.limits.quotas)
+        slot = await parts.slots.acquire(sandbox.egress, limits.network_bytes_per_s)
     try:
         record = plan(parts, snapshot, slot.number, cold=cold, alone=alone)
         await parts.store.change(sandbox_id, vm=record)
@@ -177,7 +191,7 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool,
         await parts.slots.release(slot.number)
         raise
     volume_mounts = await serve(parts, sandbox, record.run_id, slot)  # before the guest runs: it may have them mounted already
-    record, vm = await launch_vm(parts, sandbox_id, record, snapshot, slot, cold=cold)
+    record, vm = await launch_vm(parts, sandbox_id, record, snapshot, slot, cold=cold, asked=sandbox.quotas)
     parts.shared.vms[sandbox_id] = vm
     await parts.store.change(sandbox_id, vm=record)
     guest = parts.config.guest
@@ -259,6 +273,7 @@ async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) 
     cleanup.push("network slot", lambda: parts.slots.release(record.slot))
     cleanup.push("volume server", lambda: parts.volume_servers.stop(life(sandbox_id, record.run_id)))
     cleanup.push("disk", lambda: parts.blocks.close_stack(record.disk_stack, force=True))
+    cleanup.push("control group", lambda: asyncio.to_thread(parts.cgroups.remove, life(sandbox_id, record.run_id)))
     if vm is not None:
         cleanup.push("VMM", vm.kill)
     if failed := await cleanup.run():

@@ -122,7 +122,7 @@ async def _make(parts: Parts, build: Build) -> None:
     await require_usable(parts, snapshot, cold=False)
     sandbox_id, pool = new_sandbox_id(), parts.shared.warm
     with parts.layers.announced(*snapshot.memory_layers, *snapshot.disk_layers), parts.shared.using(snapshot.snapshot_id):
-        slot = await parts.slots.acquire(_CLOSED)
+        slot = await parts.slots.acquire(_CLOSED, parts.config.limits.quotas.network_bytes_per_s)
         record = pool.making[sandbox_id] = plan(parts, snapshot, slot.number, cold=False)
         vm: Vm | None = None
         try:

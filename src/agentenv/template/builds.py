@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.config.schema import LimitsConfig
+from agentenv.config.limits import LimitsConfig
 from agentenv.core import templates
 from agentenv.core.builds import FINAL_STEP, STEP_KINDS, BuildFailure, BuildJob, BuildPlan, CachedStep, DockerfileSource
 from agentenv.core.clock import Clock
@@ -41,7 +41,7 @@ STEPS_MAX = 1000  # each may be a layer, and a request names them all
 UNFINISHED_MAX = 100  # requested and not over
 KEPT_MAX = 1000  # builds that are over whose status and log can still be asked for
 _START_WITHIN_MS = 24 * 3_600_000  # uploads may take hours; what is not started by then is over
-_VCPU_RANGE, _MEMORY_RANGE_MB = range(1, 33), range(128, 65537)  # those of the node's own templates
+_LEAST_MEMORY_MB = 128
 _log = logging.getLogger(__name__)
 
 
@@ -132,8 +132,8 @@ class Builds:
         given = tuple(dict.fromkeys((*((wanted.tag,) if wanted.tag else ()), *(_plain_tag(tag, wanted) for tag in tags)))) or (DEFAULT_TAG,)
         if len(given) > templates.TAGS_MAX:
             raise InvalidInput(f"tags: {len(given)} tags, more than {templates.TAGS_MAX}")
-        _check_range("cpuCount", vcpu_count, _VCPU_RANGE)
-        _check_range("memoryMB", memory_mb, _MEMORY_RANGE_MB)
+        _check_range("cpuCount", vcpu_count, range(1, self._limits.vcpus_of_sandbox + 1))
+        _check_range("memoryMB", memory_mb, range(_LEAST_MEMORY_MB, self._limits.memory_mb_of_sandbox + 1))
         home = templates.snapshot_home(self._store.templates(), wanted)
         await self._give_up_old()
         if sum(1 for job in self._store.builds.all() if not job.is_over) >= UNFINISHED_MAX:

@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from agentenv.config.schema import Config, LimitsConfig, WarmConfig
+from agentenv.config.limits import LimitsConfig
+from agentenv.config.schema import Config, WarmConfig
 from agentenv.core import ids, templates
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Build, CreateRequest, Machine, RunningVm, Sandbox, Snapshot
@@ -21,6 +22,7 @@ from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG
 from agentenv.core.storage import DiskUse
 from agentenv.host import native
+from agentenv.host.cgroup import Share
 from agentenv.image.convert import Converter
 from agentenv.image.helper_logins import HelperLogins
 from agentenv.image.native import NativeImages
@@ -39,6 +41,7 @@ from agentenv.snapshot.layers import LayerStore
 from agentenv.testing.failpoints import Failpoints, InlineExecutor
 from agentenv.testing.fake_block_server import FakeBlockServer
 from agentenv.testing.fake_blocks import Content, FakeBlocks, FakeDevices, read_layer
+from agentenv.testing.fake_cgroups import FakeCgroups
 from agentenv.testing.fake_guest import ENVD_VERSION, FakeGuest
 from agentenv.testing.fake_orchestrator import ManualClock
 from agentenv.testing.fake_slots import FakeNetwork, FakeSlots
@@ -78,6 +81,7 @@ class FakeNode:
         self.devices = self.processes.devices = FakeDevices(self.paths.run / "stacks", self.processes.find)
         self.network = FakeNetwork(lambda namespace: self.processes.in_namespace(namespace) is not None)
         self.volume_machine = FakeVolumeMachine()
+        self.groups: dict[str, tuple[int, Share]] = {}
         self._seed = seed
         self._servers: list[tuple[Parts, Orchestrator]] = []
         self.points = Failpoints(seed)
@@ -110,6 +114,7 @@ class FakeNode:
         self.devices.lose()
         self.network.present.clear()
         self.volume_machine.serving.clear()
+        self.groups.clear()
         self.boot_id += "'"
 
     def kill_server(self) -> None:
@@ -179,6 +184,7 @@ class FakeNode:
                 layers, blocks, self.config.images, HelperLogins(self.paths.helper_logins, Path(self.config.images.docker_config))
             ),
             image_publisher=Publisher(self.paths.cache, registry, layers, blocks),
+            cgroups=FakeCgroups(self.groups),  # type: ignore[arg-type]
             disk_use=self.disk_use,
         )
 
@@ -352,6 +358,8 @@ class FakeNode:
         disks |= {layer for image in store.images.all() for layer in image.layer_ids}
         disks |= {path.name.split(".")[0] for vm in vms for path in self._files(vm)}
         stacks = {stack for vm in vms for stack in (vm.memory_stack, vm.disk_stack)}
+        lives = {life(row.sandbox_id, row.vm.run_id) for row in rows if row.vm is not None}
+        lives |= {life(warm.sandbox_id, warm.record.run_id) for warm in ready}
         served = {life(row.sandbox_id, row.vm.run_id) for row in rows if row.vm is not None and row.volume_mounts}
         pairs: dict[str, tuple[set[Any], set[Any]]] = {
             "VMMs": ({p.process.pid for p in self.processes.alive()}, {vm.pid for vm in vms}),
@@ -367,6 +375,7 @@ class FakeNode:
             "snapshots": ({s.snapshot_id for s in store.snapshots()}, wanted),
             "snapshot folders": ({folder.name for folder in self.paths.snapshots.iterdir()}, wanted),
             "layer files": ({path.name.split(".")[0] for path in self.parts.layers.files()}, disks),
+            "control groups": (set(self.groups), lives),
             "volume servers": (set(self.volume_machine.serving), served),
             "live handles": (set(shared.vms), {row.sandbox_id for row in rows}),
         }

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from agentenv.config.schema import LimitsConfig
+from agentenv.config.limits import LimitsConfig
 from agentenv.core import checkpoints as tree
 from agentenv.core import ids, templates
 from agentenv.core.builds import BuildJob, CachedStep

@@ -20,6 +20,7 @@ class FakeNetwork:
     def __init__(self, in_use: Callable[[str], bool] = lambda namespace: False) -> None:
         self.present: set[int] = set()
         self.egress: dict[int, Egress] = {}  # policies of those that are not open
+        self.bytes_per_s: dict[int, int] = {}  # of each that was handed out; 0: no limit
         self.in_use = in_use
         self.violations: list[str] = []
 
@@ -29,6 +30,7 @@ class FakeNetwork:
             self.violations.append(f"namespace {slot.namespace} was destroyed under its VM")
         self.present.discard(slot.number)
         self.egress.pop(slot.number, None)
+        self.bytes_per_s.pop(slot.number, None)
 
 
 class FakeSlots:
@@ -47,7 +49,7 @@ class FakeSlots:
         for number in self._network.present - self._held:
             self._network.destroy(self.layout.slot(number))
 
-    async def acquire(self, egress: Egress = OPEN) -> Slot:
+    async def acquire(self, egress: Egress = OPEN, bytes_per_s: int = 0) -> Slot:
         """The lowest free slot. LimitReached when there is none."""
         await self._points.hit("slots.acquire")
         for number in range(self.layout.count):
@@ -56,6 +58,7 @@ class FakeSlots:
                 self._network.present.add(number)
                 if egress != OPEN:
                     self._network.egress[number] = egress
+                self._network.bytes_per_s[number] = bytes_per_s
                 return self.layout.slot(number)
         raise LimitReached(f"all {self.layout.count} network slots are in use")
 

@@ -8,11 +8,12 @@ A VM is a process that outlives the server; `adopt` takes one over after a resta
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from agentenv.core.model import Machine, VmIdentity
+from agentenv.core.quotas import Quotas
 from agentenv.host.process import ProcessId
 
 
@@ -28,6 +29,7 @@ class VmSpec:
     namespace: str
     tap: str
     guest_mac: str
+    quotas: Quotas = field(default_factory=Quotas)  # of these, disk rates are the VMM's to enforce
 
 
 User = tuple[int, int]

@@ -239,6 +239,8 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
     # that cache never again, and the VM could not go on after a full disk.
     # Opened for writing at once: by the time the guest writes, QEMU is nobody who could open it.
     drive = f"id=root,file={spec.disk},format=raw,if=none,cache=none,aio=threads,discard=unmap,file.locking=off,auto-read-only=off"
+    rates = {"bps-total": spec.quotas.disk_bytes_per_s, "iops-total": spec.quotas.disk_operations_per_s}
+    drive += "".join(f",throttling.{name}={rate}" for name, rate in rates.items() if rate)
     network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
     kind, options = console.split(",", 1)
     user = user_of(spec.namespace)

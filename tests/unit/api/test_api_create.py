@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import ValidationError
+from test_api_errors import assert_contract_error
 
 from agentenv.api.models import MAX_ENV_VAR_BYTES, MAX_METADATA_BYTES, CreateBody
 from agentenv.core.model import CreateRequest, Sandbox
+from agentenv.core.quotas import Quotas
 from agentenv.testing.fake_orchestrator import FakeOrchestrator
 
 V1, V2 = "/sandboxes", "/v2/sandboxes"
@@ -55,6 +57,7 @@ async def test_everything_that_can_be_asked(client: httpx.AsyncClient, orchestra
         "mcp": None,
         "iam": {"tokens": {}},
         "volumeMounts": [],
+        "limits": {"cpuPercent": 50, "diskBytesPerSecond": 1048576, "diskOperationsPerSecond": 100, "networkBytesPerSecond": 65536},
         "surprise": 1,
     }
     reply = (await client.post(V2, json=body)).json()
@@ -62,8 +65,23 @@ async def test_everything_that_can_be_asked(client: httpx.AsyncClient, orchestra
     assert (stored.timeout_s, stored.on_timeout, stored.auto_resume) == (60, "pause", True)
     assert (stored.allow_public_traffic, stored.allow_internet_access) == (False, False)
     assert (stored.metadata, stored.env_vars) == ({"a": "b"}, {"A": "=1"})
+    assert stored.quotas == Quotas(50, 1 << 20, 100, 1 << 16)
     assert reply["trafficAccessToken"] == stored.traffic_token
     assert stored.traffic_token not in (None, stored.access_token)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"cpuPercent": -1}, "limits.cpuPercent"),
+        ({"cpuPercent": "many"}, "limits.cpuPercent"),
+        ({"cpuPercent": 3201}, "limits.cpuPercent"),
+        ({"diskBytesPerSecond": 1.5}, "limits.diskBytesPerSecond"),
+        ("all", "limits"),
+    ],
+)
+async def test_limits_that_are_none_are_refused_by_name(client: httpx.AsyncClient, limits: object, words: str):
+    assert words in assert_contract_error(await client.post(V2, json={"templateID": "base", "limits": limits}), 400, "invalid_input")
 
 
 async def test_null_is_absent(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):

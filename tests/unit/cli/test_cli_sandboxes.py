@@ -10,6 +10,7 @@ from agentenv.cli.main import cli
 from agentenv.core.errors import Internal, LimitReached, StorageFull
 from agentenv.core.lifecycle import State
 from agentenv.core.model import LogEntry, LogQuery
+from agentenv.core.quotas import Quotas
 from agentenv.testing.fake_orchestrator import ManualClock
 
 
@@ -43,6 +44,15 @@ def test_a_sandbox_without_a_terminal_by_every_name(aenv, server, words):
     sandbox = server.orchestrator.peek(result.stdout.strip())
     assert (sandbox.env_vars, sandbox.on_timeout, sandbox.auto_resume, sandbox.timeout_s) == ({"A": "1"}, "pause", True, 60)
     assert json.loads(aenv(*words, "--json").stdout).keys() >= {"sandboxID", "templateID"}
+
+
+def test_limits_are_passed_on_or_refused_by_name(aenv, server):
+    made = aenv("start", "--limit", "cpuPercent=50", "--limit", "networkBytesPerSecond=1000000")
+    assert server.orchestrator.peek(made.stdout.strip()).quotas == Quotas(cpu_percent=50, network_bytes_per_s=1_000_000)
+    for wrong in ("cpu=50", "cpuPercent=half", "cpuPercent=-1"):
+        result = aenv("start", "--limit", wrong)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "cpuPercent" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,19 @@ async def test_a_ready_slot_that_somebody_removed_is_not_handed_out(layout: Layo
     assert _on_machine(layout) == ([], [])
 
 
+async def test_a_slot_can_be_limited_in_both_directions(layout: Layout) -> None:
+    pool = SlotPool(layout, DENIED, ready=1)
+    await pool.open(())
+    limited, free = await pool.acquire(bytes_per_s=1_000_000), await pool.acquire()
+    said = _run(["tc", "-n", limited.namespace, "qdisc", "show"])
+    devices = {line.split(" dev ")[1].split()[0] for line in said.splitlines() if "tbf" in line and "rate 8Mbit" in line}
+    assert devices == {"tap0", "eth0"}
+    assert "tbf" not in _run(["tc", "-n", free.namespace, "qdisc", "show"])
+    for slot in (limited, free):
+        await pool.release(slot.number)
+    await pool.close()
+
+
 async def test_a_full_pool_says_so(root: None) -> None:
     layout = _layout("full", "10.119.242.0/30")
     pool = SlotPool(layout, DENIED, ready=0)

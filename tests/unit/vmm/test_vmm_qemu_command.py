@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.core.model import Machine
+from agentenv.core.quotas import NONE, Quotas
 from agentenv.host import netns
 from agentenv.vmm.driver import VmSpec
 from agentenv.vmm.qemu import QemuSettings, command_line
@@ -22,8 +23,8 @@ def namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "netns" / name).touch()
 
 
-def line_of(tmp_path: Path, disk: Path, namespace: str = "ns") -> list[str]:
-    spec = VmSpec("vm", tmp_path, Machine(1, 128, 1024), tmp_path / "memory", disk, namespace, "tap0", "02:00:00:00:00:01")
+def line_of(tmp_path: Path, disk: Path, namespace: str = "ns", quotas: Quotas = NONE) -> list[str]:
+    spec = VmSpec("vm", tmp_path, Machine(1, 128, 1024), tmp_path / "memory", disk, namespace, "tap0", "02:00:00:00:00:01", quotas)
     return command_line(QemuSettings(("qemu",), "10.0.2", "tcg", 1, 64), spec, "ringbuf,size=65536")
 
 
@@ -35,6 +36,19 @@ def test_a_block_device_is_used_past_the_page_cache(tmp_path: Path, kind: int, c
     [drive] = [word for word in line if word.startswith("id=root")]
     assert f"cache={cache}" in drive.split(",")
     assert f"file={disk}" in drive.split(",")
+
+
+@pytest.mark.parametrize(
+    ("quotas", "words"),
+    [
+        (NONE, []),
+        (Quotas(disk_bytes_per_s=1 << 20), ["throttling.bps-total=1048576"]),
+        (Quotas(disk_bytes_per_s=1 << 20, disk_operations_per_s=50), ["throttling.bps-total=1048576", "throttling.iops-total=50"]),
+    ],
+)
+def test_a_disk_is_as_fast_as_the_sandbox_may_use_it(tmp_path: Path, quotas: Quotas, words: list[str]) -> None:
+    [drive] = [word for word in line_of(tmp_path, tmp_path / "disk", quotas=quotas) if word.startswith("id=root")]
+    assert [word for word in drive.split(",") if word.startswith("throttling")] == words
 
 
 def test_it_gives_up_being_root_and_its_view_of_the_host(tmp_path: Path) -> None:
