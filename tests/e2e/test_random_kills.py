@@ -55,7 +55,7 @@ class Load:
                 text = f"{verb}: {type(error).__name__}: {error}"
                 self.said[text[:160]] += 1
                 self.wordless += not str(error)
-                if isinstance(error, NotFoundException) or "not found" in str(error):
+                if subject in self.tokens and (isinstance(error, NotFoundException) or "not found" in str(error)):
                     self.tokens.pop(subject, None)
                     self.gone.add(subject)
                 time.sleep(0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,10 @@ def test_server_and_blockd_are_the_last_that_the_kernel_takes_and_vms_the_first(
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
-    assert score(node.server_pid()) < -500
-    assert score(blockd_pid(node)) < -500
-    assert score(vmms(node)[sandbox.sandbox_id]) > 0
+    last = -900 if may_protect() else 0  # a container may not have the right
+    assert (score(node.server_pid()), score(blockd_pid(node))) == (last, last)
+    assert score(vmms(node)[sandbox.sandbox_id]) == 500
+
+
+def may_protect() -> bool:
+    return subprocess.run(["sh", "-c", "echo -900 > /proc/self/oom_score_adj"], capture_output=True, check=False).returncode == 0

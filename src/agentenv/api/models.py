@@ -95,6 +95,7 @@ class CreateBody(Body, extra="allow"):
     mcp: dict[str, Any] | None = None  # the client starts the gateway itself; there is nothing to do here
     iam: IamBody = IamBody()
     volume_mounts: list[VolumeMountBody] = Field(default_factory=list, alias="volumeMounts")
+    pause_when_idle: bool | None = Field(None, alias="pauseWhenIdle")  # an extension: when the host is short of memory
     limits: QuotasBody = QuotasBody()  # an extension: what it may use of the node
     count: int | None = Field(None, ge=1, le=100)  # an extension: so many in one call, each with an outcome of its own
 
@@ -259,6 +260,7 @@ def to_create_request(body: CreateBody, template: str, max_timeout_hours: int) -
         volume_mounts=tuple((mount.name, mount.path) for mount in body.volume_mounts),
         unknown_fields=tuple(name[:80] for name in sorted(body.model_extra or ())[:MAX_UNKNOWN_FIELDS]),
         secure=not isinstance(body, CreateBodyV1) or body.secure,
+        pause_when_idle=body.pause_when_idle,
         quotas=Quotas(**body.limits.model_dump()),
     )
 

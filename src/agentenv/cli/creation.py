@@ -27,6 +27,7 @@ class Wish:
     on_timeout: str = "kill"
     auto_resume: bool = False
     limits: dict[str, str] = field(default_factory=dict)
+    pause_when_idle: bool | None = None
 
     def body(self) -> dict[str, Any]:
         """As the API takes it."""
@@ -38,6 +39,8 @@ class Wish:
         }
         if self.auto_resume:
             body["autoResume"] = {"enabled": True}
+        if self.pause_when_idle is not None:
+            body["pauseWhenIdle"] = self.pause_when_idle
         if self.limits:
             body["limits"] = {name: int(value) for name, value in self.limits.items()}
         if self.timeout_s is not None:
@@ -60,6 +63,11 @@ def creation_options(function: Function) -> Function:
             default="kill",
             show_default=True,
             help="What happens at its end.",
+        ),
+        click.option(
+            "--pause-when-idle/--no-pause-when-idle",
+            default=None,
+            help="When idle and the host is short of memory, it may be paused.",
         ),
         pairs_option("--limit", f"Limit what it may use (repeatable): {', '.join(NAMES.values())}.", "limits"),
         pairs_option("--metadata", "Attach metadata (repeatable); `aenv ls --metadata` finds it.", "-m"),

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentenv.config.limits import LimitsConfig
+from agentenv.config.memory import MemoryConfig
 from agentenv.config.section import Section
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -295,4 +296,5 @@ class Config(Section):
     vmm: VmmConfig = VmmConfig()
     network: NetworkConfig = NetworkConfig()
     limits: LimitsConfig = LimitsConfig()
+    memory: MemoryConfig = MemoryConfig()
     storage: StorageConfig = StorageConfig()

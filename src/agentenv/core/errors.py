@@ -13,6 +13,7 @@
     │   └── DataCorrupt     500  stored bytes are not what they were
     ├── Unsupported         501  this driver, host or version cannot do it
     ├── Unavailable         503  a part is down or still starting; trying later works
+    │   ├── ShortOfMemory   503  the host has no memory for one more sandbox now
     │   └── HostNotReady    503  the host lacks something; the hint says how to get it
     ├── DeadlineExceeded    504  a step did not finish within its stated limit
     └── StorageFull         507  no room left; nothing was lost
@@ -113,6 +114,12 @@ class Unavailable(AgentEnvError):
     """A part is down or still starting."""
 
     status, code, retryable = 503, "unavailable", True
+
+
+class ShortOfMemory(Unavailable):
+    """The host has no memory for one more sandbox now."""
+
+    status, code, retryable = 503, "short_of_memory", True
 
 
 class HostNotReady(Unavailable):

@@ -269,6 +269,7 @@ class Sandbox:
     default_user: str = "user"
     default_workdir: str = "/home/user"
     checkpoint_id: str = ""  # the newest checkpoint that its present state descends from
+    pause_when_idle: bool | None = None  # when the host is short of memory; None: as the node has it
     quotas: Quotas = field(default_factory=Quotas)  # asked for at its creation; the node's own hold as well
 
     @property
@@ -295,6 +296,7 @@ class CreateRequest:
     secure: bool = True  # whether the guest agent asks for the sandbox's token
     unknown_fields: tuple[str, ...] = ()  # asked for, and ignored: the sandbox's log says so
     creation: Creation | None = None
+    pause_when_idle: bool | None = None
     quotas: Quotas = field(default_factory=Quotas)
 
 
@@ -326,6 +328,7 @@ def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms
         service=build.service,
         default_user=build.user,
         default_workdir=build.workdir,
+        pause_when_idle=request.pause_when_idle,
         quotas=request.quotas,
     )
 

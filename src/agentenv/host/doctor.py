@@ -17,6 +17,7 @@ from typing import Literal
 
 from agentenv.config.schema import Config
 from agentenv.host.cgroup import Cgroups
+from agentenv.host.memory import HostMemory
 from agentenv.host.requirements import Finding, check_host
 from agentenv.host.tuning import Need
 
@@ -47,6 +48,7 @@ def host_checks(config: Config) -> list[Check]:
         _namespaces(),
         _kvm(config),
         _memory(config),
+        _pressure(),
         _disk(config),
         _cgroup(),
         _ublk(),
@@ -117,6 +119,12 @@ def _memory(config: Config) -> Check:
         detail += f"; one sandbox and the reserve (limits.memory_reserve_mb) take up to {needed_mb} MiB"
         return Check("memory", "warn", detail, "free some memory, or set guest.memory_mb or limits.memory_reserve_mb lower")
     return Check("memory", "ok", detail)
+
+
+def _pressure() -> Check:
+    if HostMemory().now().some_percent is not None:
+        return Check("memory pressure", "ok", "the kernel tells how long tasks wait for memory (PSI)")
+    return Check("memory pressure", "warn", "the kernel does not tell how long tasks wait for memory (PSI)", "boot with psi=1")
 
 
 def _meminfo() -> dict[str, int]:

@@ -18,9 +18,10 @@ from agentenv.network.layout import GATEWAY_IP, GUEST_IP, TAP, UPLINK, VOLUME_PO
 
 
 def namespace_rules(denied_cidrs: Sequence[str], egress: Egress) -> str:
-    """Rules inside a slot, replacing those it had."""
+    """Rules inside a slot, replacing those it had; its rates have a table of their own."""
     return f"""
-flush ruleset
+table ip slot {{}}
+delete table ip slot
 table ip slot {{
   {_set("denied_cidrs", denied_cidrs)}
   {_set("allow_out", egress.allow)}

@@ -24,7 +24,7 @@ async def open_hot_memory(parts: Parts) -> None:
         stack_id = memory_stack_id(layers)
         async with parts.shared.locked(stack_id):  # the sweep closes it under the same lock
             stack = await open_memory(parts, stack_id, layers)
-        budget_bytes = (available_memory_mb() << 20) // 8  # clean pages: the kernel drops them when memory gets tight
+        budget_bytes = (available_memory_mb(parts) << 20) // 8  # clean pages: the kernel drops them when memory gets tight
         parts.shared.background(asyncio.to_thread(_warm, stack.path, budget_bytes), f"warm {snapshot_id}")
 
 

@@ -27,6 +27,7 @@ from agentenv.guest.client import GuestClient
 from agentenv.host.cgroup import Cgroups
 from agentenv.host.file_cache import FileCache
 from agentenv.host.files import disk_use, write_out
+from agentenv.host.memory import HostMemory
 from agentenv.image.convert import Converter
 from agentenv.image.native import NativeImages
 from agentenv.image.push import Publisher
@@ -74,6 +75,7 @@ class Parts:
     image_publisher: Publisher
     disk_use: Callable[[Path], DiskUse] = disk_use
     write_out: Callable[[Path], None] = write_out
+    host_memory: HostMemory = field(default_factory=HostMemory)
 
 
 @dataclass
@@ -94,6 +96,7 @@ class Shared:
     file_caches: list[FileCache] = field(default_factory=list)  # they give way when the node's disk gets full
     expiring: set[str] = field(default_factory=set)
     expiry_retry_at_ms: dict[str, int] = field(default_factory=dict)  # not before then, after a failure
+    held_mb: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life of a VM: size of its machine, what it holds (MiB)
     metrics: dict[str, MetricHistory] = field(default_factory=dict)  # by sandbox id, until its row is forgotten
     troubles: dict[str, str] = field(default_factory=dict)  # by part of the node: what it cannot do now
     heard_ms: dict[str, float] = field(default_factory=dict)  # by sandbox id: when its agent last answered anybody, by the monotonic clock

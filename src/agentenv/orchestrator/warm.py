@@ -94,14 +94,14 @@ def _lacking(parts: Parts) -> Build | None:
     """The hot build that was asked for last of those that have too few, if there is memory for one more."""
     pool, limits = parts.shared.warm, parts.config.warm
     builds = {build.snapshot_id: build for build in all_builds(parts.store)}
-    held_mb = sum(memory_needed_mb(warm.machine) for warm in pool.ready.values())
+    held_mb = sum(memory_needed_mb(parts, warm.machine) for warm in pool.ready.values())
     hot = [snapshot_id for snapshot_id, demand in pool.demand.items() if demand.is_hot]
     for snapshot_id in sorted(hot, key=lambda snapshot_id: -pool.demand[snapshot_id].last_ms):
         build = builds.get(snapshot_id)
         if build is None or not parts.store.snapshot(snapshot_id).has_memory or len(pool.of(snapshot_id)) >= limits.sandboxes:
             continue
         machine = parts.store.snapshot(snapshot_id).machine
-        if held_mb + memory_needed_mb(machine) <= limits.memory_mb and _has_memory(parts, machine, spare=True):
+        if held_mb + memory_needed_mb(parts, machine) <= limits.memory_mb and _has_memory(parts, machine, spare=True):
             return build
     return None
 

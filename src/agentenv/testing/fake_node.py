@@ -43,6 +43,7 @@ from agentenv.testing.fake_block_server import FakeBlockServer
 from agentenv.testing.fake_blocks import Content, FakeBlocks, FakeDevices, read_layer
 from agentenv.testing.fake_cgroups import FakeCgroups
 from agentenv.testing.fake_guest import ENVD_VERSION, FakeGuest
+from agentenv.testing.fake_memory import FakeHostMemory
 from agentenv.testing.fake_orchestrator import ManualClock
 from agentenv.testing.fake_slots import FakeNetwork, FakeSlots
 from agentenv.testing.fake_store import FailingStore
@@ -81,6 +82,7 @@ class FakeNode:
         self.devices = self.processes.devices = FakeDevices(self.paths.run / "stacks", self.processes.find)
         self.network = FakeNetwork(lambda namespace: self.processes.in_namespace(namespace) is not None)
         self.volume_machine = FakeVolumeMachine()
+        self.memory = FakeHostMemory()
         self.groups: dict[str, tuple[int, Share]] = {}
         self._seed = seed
         self._servers: list[tuple[Parts, Orchestrator]] = []
@@ -186,6 +188,7 @@ class FakeNode:
             image_publisher=Publisher(self.paths.cache, registry, layers, blocks),
             cgroups=FakeCgroups(self.groups),  # type: ignore[arg-type]
             disk_use=self.disk_use,
+            host_memory=self.memory,  # type: ignore[arg-type]
         )
 
     async def _add_template(self, parts: Parts) -> None:
@@ -257,7 +260,7 @@ class FakeNode:
             await self.turn()
             resting = all(s.state in _RESTING for s in parts.store.sandboxes())
             shared = parts.shared
-            busy = shared._tasks or shared.unfreed or shared._locks or shared.troubles
+            busy = shared._tasks or shared.unfreed or shared._locks or "blockd" in shared.troubles
             if resting and not (busy or self._watching_the_dead() or self._overdue()):
                 break
             self.clock.advance_ms(250)

@@ -74,7 +74,7 @@ def boot_requests(spec: VmSpec, boot: BootSpec, limits: RateLimits, template: Cp
         ("PUT", "/machine-config", machine | ({"cpu_template": template.name} if template.name else {})),
         *([("PUT", "/cpu-config", template.content)] if template.content else []),
         ("PUT", "/boot-source", {"kernel_image_path": "/kernel", "initrd_path": "/initramfs", "boot_args": cmdline}),
-        ("PUT", f"/drives/{_DRIVE}", drive | _drive_limits(limits)),
+        ("PUT", f"/drives/{_DRIVE}", drive | _drive_limits(spec, limits)),
         ("PUT", f"/network-interfaces/{_NETWORK}", network | _network_limits(limits)),
         ("PUT", "/entropy", {}),
         ("PUT", "/actions", {"action_type": "InstanceStart"}),
@@ -95,7 +95,7 @@ def load_requests(spec: VmSpec, version: str, limits: RateLimits) -> list[Reques
         tracking: True,
         "network_overrides": [{"iface_id": _NETWORK, "host_dev_name": spec.tap}],
     }
-    drive, network = _drive_limits(limits), _network_limits(limits)
+    drive, network = _drive_limits(spec, limits), _network_limits(limits)
     limited: list[Request] = [
         *([("PATCH", f"/drives/{_DRIVE}", {"drive_id": _DRIVE, **drive})] if drive else []),
         *([("PATCH", f"/network-interfaces/{_NETWORK}", {"iface_id": _NETWORK, **network})] if network else []),
@@ -103,8 +103,10 @@ def load_requests(spec: VmSpec, version: str, limits: RateLimits) -> list[Reques
     return [("PUT", "/snapshot/load", load), *limited, ("PATCH", "/vm", {"state": "Resumed"})]
 
 
-def _drive_limits(limits: RateLimits) -> dict[str, Any]:
-    found = _limiter(limits.disk_bytes, limits.disk_operations)
+def _drive_limits(spec: VmSpec, limits: RateLimits) -> dict[str, Any]:
+    """The sandbox's own, else the node's."""
+    asked = spec.quotas
+    found = _limiter(asked.disk_bytes_per_s or limits.disk_bytes, asked.disk_operations_per_s or limits.disk_operations)
     return {"rate_limiter": found} if found else {}
 
 

@@ -46,6 +46,11 @@ def test_a_sandbox_without_a_terminal_by_every_name(aenv, server, words):
     assert json.loads(aenv(*words, "--json").stdout).keys() >= {"sandboxID", "templateID"}
 
 
+@pytest.mark.parametrize(("words", "stored"), [([], None), (["--pause-when-idle"], True), (["--no-pause-when-idle"], False)])
+def test_whether_an_idle_one_may_be_paused(aenv, server, words, stored):
+    assert server.orchestrator.peek(aenv("start", *words).stdout.strip()).pause_when_idle is stored
+
+
 def test_limits_are_passed_on_or_refused_by_name(aenv, server):
     made = aenv("start", "--limit", "cpuPercent=50", "--limit", "networkBytesPerSecond=1000000")
     assert server.orchestrator.peek(made.stdout.strip()).quotas == Quotas(cpu_percent=50, network_bytes_per_s=1_000_000)

@@ -245,10 +245,11 @@ async def test_a_slot_can_be_limited_in_both_directions(layout: Layout) -> None:
     pool = SlotPool(layout, DENIED, ready=1)
     await pool.open(())
     limited, free = await pool.acquire(bytes_per_s=1_000_000), await pool.acquire()
-    said = _run(["tc", "-n", limited.namespace, "qdisc", "show"])
-    devices = {line.split(" dev ")[1].split()[0] for line in said.splitlines() if "tbf" in line and "rate 8Mbit" in line}
-    assert devices == {"tap0", "eth0"}
+    await pool.apply(limited.number, Egress(deny=("1.2.3.0/24",)))
+    assert "tbf" in _run(["tc", "-n", limited.namespace, "qdisc", "show", "dev", "tap0"])
+    assert "1000000 bytes/second" in _run(["ip", "netns", "exec", limited.namespace, "nft", "list", "table", "ip", "aenv_rate"])
     assert "tbf" not in _run(["tc", "-n", free.namespace, "qdisc", "show"])
+    assert "aenv_rate" not in _run(["ip", "netns", "exec", free.namespace, "nft", "list", "tables"])
     for slot in (limited, free):
         await pool.release(slot.number)
     await pool.close()

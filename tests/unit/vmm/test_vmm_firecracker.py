@@ -14,6 +14,7 @@ import pytest
 
 from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, InvalidInput, Unavailable, Unsupported
 from agentenv.core.model import Machine
+from agentenv.core.quotas import Quotas
 from agentenv.host import mounts, process
 from agentenv.host.capped_log import open_for_program
 from agentenv.host.process import ProcessId
@@ -163,6 +164,14 @@ def test_a_cpu_template_that_is_none_is_refused(tmp_path: Path, content: str | N
         custom.write_text(content)
     with pytest.raises(InvalidInput, match=r"vmm\.cpu_template names .*t\.json"):
         cpu_template(str(custom))
+
+
+def test_the_disk_rates_of_a_sandbox_go_before_the_nodes() -> None:
+    spec = replace(SPEC, quotas=Quotas(disk_bytes_per_s=500))
+    disk = {"bandwidth": {"size": 500, "refill_time": 1000}, "ops": {"size": 20, "refill_time": 1000}}
+    booted = {path: body for _, path, body in boot_requests(spec, BOOT, LIMITS, cpu_template(""))}
+    assert booted["/drives/root"]["rate_limiter"] == disk
+    assert load_requests(spec, "1.12.1", LIMITS)[1][2]["rate_limiter"] == disk
 
 
 class Saving:
