@@ -70,9 +70,16 @@ class Node:
         pid = self.server_pid()
         os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 10
-        while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        while _is_alive(pid):
             assert time.monotonic() < end, "the server survived SIGKILL"
             time.sleep(0.02)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def free_port() -> int:

@@ -20,7 +20,7 @@ RUN = Path("/run/agentenv-lab")
 CHOSEN = {
     "test_lifecycle.py": "commands, files, ports, pause, forks, timeouts, a guest that powers off: each verb once",
     "test_snapshots.py::test_two_go_on_from_a_running_one": "a capture of a VM that goes on, and VMs from it",
-    "test_checkpoints.py::test_memory_programs_and_files_go_back_as_often_as_wanted": "captures one upon the other, and back",
+    "test_checkpoints.py::test_a_paused_one_a_fork_and_a_new_server": "captures one upon the other, rollbacks, a fork of one",
     "test_filesystem_pause.py::test_kinds_of_pause_and_of_resume_may_alternate": "boots of disks, captures of booted VMs",
     "test_restart.py::test_kill_of_the_server_loses_nothing": "jailed VMs are taken over",
     "test_restart.py::test_down_pauses_and_up_brings_back": "nothing is left of devices and jails, and all comes back",

@@ -122,11 +122,13 @@ class BlockClient:
         cache: str,
         export: Literal["fuse", "ublk", "auto"] | None = None,
         owner: tuple[int, int] | None = None,
+        records_zeros: bool = False,
     ) -> Stack:
         """Open layers (bottom first) as one device. `cache`: `page` for shared memory, `direct` for disks.
 
         A disk is a block device (ublk) where the host has them, and goes on over a kill of blockd; memory is a file, which many map.
-        `export` and `owner` (user, group, of a file) are for a VMM that needs them otherwise.
+        `export` and `owner` (user, group, of a file) are for a VMM that needs them otherwise; `records_zeros` is for memory that a VMM
+        writes: pages of zeros take no room.
         A new upper overwrites in place what it has already, so that a guest which writes for ever does not fill the host's disk.
         """
         body: dict[str, Any] = {
@@ -142,6 +144,8 @@ class BlockClient:
             body["export"] = export
         if owner is not None:
             body["owner"] = {"uid": owner[0], "gid": owner[1]}
+        if records_zeros:
+            body["records_zeros"] = True
         return await self._call("PUT", f"/v1/stacks/{stack_id}", _stack, body)
 
     async def stacks(self) -> list[Stack]:

@@ -120,7 +120,7 @@ class Capturer:
         unused = self._layers.upper(f"{plan.memory_layer}-unused")  # a seal goes on with another upper
         try:
             upper = self._layers.upper(plan.memory_layer)
-            stack = await self._blocks.open(stack_id, (), upper, machine.memory_mb << 20, "direct", "fuse", writer)
+            stack = await self._blocks.open(stack_id, (), upper, machine.memory_mb << 20, "direct", "fuse", writer, True)
             memory = MemoryFile(stack.path, record.needs_whole_memory)
             await vm.save_state(state_file(self._paths, plan.snapshot_id), memory)
             await self._blocks.seal(stack_id, unused)

@@ -258,6 +258,7 @@ class FakeBlocks:
         cache: str,
         export: str | None = None,
         owner: tuple[int, int] | None = None,
+        records_zeros: bool = False,
     ) -> Stack:
         """Open layers as one device or file."""
         await self._hit("blocks.open")

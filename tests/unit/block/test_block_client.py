@@ -113,8 +113,8 @@ async def test_a_disk_is_a_device_where_blockd_has_them_and_memory_never(blockd:
 
 async def test_an_export_and_an_owner_are_passed_on(blockd: FakeBlockd, client: BlockClient) -> None:
     blockd.answer(200, STACK)
-    await client.open("capture-1", [], Upper(Path("/l/u.lsmt"), Path("/l/u.index")), 4096, "direct", "fuse", (7, 8))
-    assert blockd.asked[-1][2] | {"export": "fuse", "owner": {"uid": 7, "gid": 8}} == blockd.asked[-1][2]
+    await client.open("capture-1", [], Upper(Path("/l/u.lsmt"), Path("/l/u.index")), 4096, "direct", "fuse", (7, 8), True)
+    assert blockd.asked[-1][2] | {"export": "fuse", "owner": {"uid": 7, "gid": 8}, "records_zeros": True} == blockd.asked[-1][2]
 
 
 async def test_captures_imports_and_commits(blockd: FakeBlockd, client: BlockClient) -> None:

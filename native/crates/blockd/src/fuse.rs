@@ -163,7 +163,11 @@ fn on_stack<R>(
 }
 
 fn answer_write(entry: &Entry, data: &[u8], offset: u64, reply: ReplyWrite) {
-    match on_stack(entry, "write", |entry| entry.stack.write_at(data, offset)) {
+    let written = on_stack(entry, "write", |entry| match entry.records_zeros {
+        true => entry.stack.write_recording_zeros(data, offset),
+        false => entry.stack.write_at(data, offset),
+    });
+    match written {
         Ok(()) => reply.written(data.len() as u32),
         Err(errno) => reply.error(errno),
     }

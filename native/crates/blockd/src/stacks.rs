@@ -53,6 +53,8 @@ pub struct Entry {
     pub cache: CacheMode,
     /// Owner of the file.
     pub owner: Owner,
+    /// Whether pages of zeros that are written are recorded, and not stored.
+    pub records_zeros: bool,
     upper: Mutex<Option<Upper>>,
     open_handles: AtomicU64,
     is_device: AtomicBool,
@@ -251,6 +253,7 @@ impl Registry {
             stack,
             cache: cache_of(request),
             owner: request.owner.unwrap_or_default(),
+            records_zeros: request.records_zeros,
             upper: Mutex::new(request.upper.clone()),
             open_handles: AtomicU64::new(0),
             is_device: AtomicBool::new(false),
@@ -272,6 +275,7 @@ impl Registry {
             && info.upper == request.upper
             && info.cache == cache_of(request)
             && info.owner == request.owner.unwrap_or_default()
+            && entry.records_zeros == request.records_zeros
             && matches!(request.export.unwrap_or(Export::Fuse), wanted if wanted == Export::Auto || wanted == info.export)
             && same_size
         {

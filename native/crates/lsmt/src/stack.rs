@@ -13,7 +13,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, RwLock};
 
 use crate::blob::{FileBlob, Opener};
-use crate::format::{MAX_LAYERS, SECTOR_BYTES};
+use crate::format::{BLOCK_BYTES, MAX_LAYERS, SECTOR_BYTES};
 use crate::lowers::{Lowers, Target};
 use crate::recorder::Recorder;
 use crate::stack_error::StackError;
@@ -368,6 +368,47 @@ impl Stack {
         Ok(())
     }
 
+    /// Writes as `write_at` does, but whole pages of zeros are recorded as such instead of
+    /// stored, also where nothing lies below: this layer may come to lie upon others.
+    pub fn write_recording_zeros(&self, bytes: &[u8], offset_bytes: u64) -> Result<(), StackError> {
+        let before = (BLOCK_BYTES - offset_bytes as usize % BLOCK_BYTES) % BLOCK_BYTES;
+        let (head, rest) = bytes.split_at(before.min(bytes.len()));
+        let (whole, tail) = rest.split_at(rest.len() / BLOCK_BYTES * BLOCK_BYTES);
+        let mut place_bytes = offset_bytes;
+        let mut write = |part: &[u8]| {
+            let result = match part {
+                [] => Ok(()),
+                part if part.len() % BLOCK_BYTES == 0 && is_zero(part) => {
+                    self.record_zeros(place_bytes, part.len() as u64)
+                }
+                part => self.write_at(part, place_bytes),
+            };
+            place_bytes += part.len() as u64;
+            result
+        };
+        write(head)?;
+        let pages: Vec<_> = whole.chunks_exact(BLOCK_BYTES).collect();
+        let mut start = 0;
+        for run in pages.chunk_by(|page, next| is_zero(page) == is_zero(next)) {
+            let end = start + run.len() * BLOCK_BYTES;
+            write(&whole[start..end])?;
+            start = end;
+        }
+        write(tail)
+    }
+
+    fn record_zeros(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), StackError> {
+        self.check_range(offset_bytes, length_bytes)?;
+        let state = self.state.read();
+        let upper = state.upper.as_ref().ok_or(StackError::ReadOnly)?;
+        let _shared = self.sector_writes.read();
+        let (start, end) = (
+            offset_bytes / SECTOR_BYTES,
+            (offset_bytes + length_bytes) / SECTOR_BYTES,
+        );
+        Ok(upper.zero_sectors(start, end, true)?)
+    }
+
     fn write_held(&self, bytes: &[u8], offset_bytes: u64) -> Result<(), StackError> {
         let length_bytes = bytes.len() as u64;
         self.check_range(offset_bytes, length_bytes)?;
@@ -655,6 +696,10 @@ fn windows(start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
             (from, cursor)
         })
     })
+}
+
+fn is_zero(page: &[u8]) -> bool {
+    page.iter().all(|byte| *byte == 0)
 }
 
 #[cfg(test)]

@@ -120,6 +120,10 @@ pub struct OpenStack {
     /// Default: `fuse`.
     #[serde(default)]
     pub export: Option<Export>,
+    /// Pages of zeros that are written are recorded as such and not stored: for the memory
+    /// of a VM, which its VMM writes itself. Of a file only.
+    #[serde(default)]
+    pub records_zeros: bool,
 }
 
 /// An open stack.

@@ -233,6 +233,39 @@ fn all_zero_stacks_and_owners() {
 }
 
 #[test]
+fn pages_of_zeros_are_recorded_and_hide_what_is_below() {
+    let daemon = Daemon::start();
+    let (raw, ones) = (daemon.path("raw"), daemon.path("ones"));
+    std::fs::write(&raw, vec![1; MIB as usize]).unwrap();
+    daemon.ok(
+        "POST",
+        "/v1/imports",
+        &json!({ "source": raw, "output": ones }),
+    );
+    let upper = json!({ "data": daemon.path("zeros.lsmt"), "index": daemon.path("zeros.index") });
+    let body = json!({
+        "lowers": [], "upper": upper, "virtual_size_bytes": MIB, "cache": "direct", "records_zeros": true,
+    });
+    daemon.ok("PUT", "/v1/stacks/capture", &body);
+    let mut content = vec![0; MIB as usize];
+    content[8192..12288].fill(7);
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(daemon.file("capture"))
+        .unwrap();
+    file.write_all_at(&content, 0).unwrap();
+    file.sync_all().unwrap();
+    let fresh = json!({ "upper": { "data": daemon.path("u.lsmt"), "index": daemon.path("u.index") }, "sync": false });
+    daemon.ok("POST", "/v1/stacks/capture/seal", &fresh);
+    let sealed = daemon.path("zeros.lsmt");
+    assert!(std::fs::metadata(&sealed).unwrap().len() < 64 << 10);
+    let both = json!({ "lowers": [ones, sealed], "upper": null, "cache": "page" });
+    daemon.ok("PUT", "/v1/stacks/both", &both);
+    let file = std::fs::File::open(daemon.file("both")).unwrap();
+    assert_eq!(read(&file, 0, MIB as usize), content);
+}
+
+#[test]
 fn bad_requests_name_the_cause() {
     let daemon = Daemon::start();
     let invalid = |path: &str, body: Value| {

@@ -83,3 +83,56 @@ fn garbage_of_a_sealed_upper_is_left_alone() {
     let garbage = upper.take_garbage();
     assert!(garbage.is_some(), "there was none to leave alone");
 }
+
+#[test]
+fn pages_of_zeros_take_no_room_and_hide_what_they_come_to_lie_upon() {
+    let folder = tempfile::tempdir().unwrap();
+    let (below, under) = open(folder.path());
+    below.write_at(&vec![1; SIZE], 0).unwrap();
+    let sealed = |stack: &Stack, name: &str| {
+        let fresh = UpperPaths {
+            data: folder.path().join(name),
+            index: folder.path().join(format!("{name}.index")),
+        };
+        stack.seal(&fresh, false).unwrap();
+    };
+    sealed(&below, "unused-below");
+
+    let upper = UpperPaths {
+        data: folder.path().join("capture"),
+        index: folder.path().join("capture.index"),
+    };
+    let spec = StackSpec {
+        lowers: Vec::new(),
+        upper: Some(upper.clone()),
+        upper_layout: UpperLayout::Hybrid,
+        virtual_size_bytes: Some(SIZE as u64),
+    };
+    let stack = Stack::open(&Opener::default(), &spec).unwrap();
+    let mut content = vec![0; SIZE - BLOCK_BYTES];
+    content[5 * BLOCK_BYTES..7 * BLOCK_BYTES].fill(7);
+    content[9 * BLOCK_BYTES + 1] = 8;
+    let (early, late) = content.split_at(3 * BLOCK_BYTES + 100); // not at a page
+    stack
+        .write_recording_zeros(late, early.len() as u64)
+        .unwrap();
+    stack.write_recording_zeros(early, 0).unwrap();
+    stack
+        .write_recording_zeros(&[0; 100], 5 * BLOCK_BYTES as u64)
+        .unwrap(); // no page
+    content[5 * BLOCK_BYTES..5 * BLOCK_BYTES + 100].fill(0);
+    sealed(&stack, "unused");
+    assert!(std::fs::metadata(&upper.data).unwrap().len() < 32 * BLOCK_BYTES as u64);
+
+    let both = StackSpec {
+        lowers: vec![under.data, upper.data],
+        upper: None,
+        upper_layout: UpperLayout::Append,
+        virtual_size_bytes: None,
+    };
+    let both = Stack::open(&Opener::default(), &both).unwrap();
+    let mut found = vec![9; SIZE];
+    both.read_at(&mut found, 0).unwrap();
+    content.extend([1; BLOCK_BYTES]); // which nobody has written
+    assert!(found == content);
+}
