@@ -32,7 +32,7 @@ from agentenv.config.load import load
 from agentenv.core.paths import NodePaths
 from agentenv.guest.client import ENVD_PORT
 from agentenv.guest.commands import connect_frame
-from agentenv.host import native, netns
+from agentenv.host import netns
 from agentenv.network.layout import GUEST_IP, TAP, Layout, Slot
 from agentenv.network.slots import create, destroy
 
@@ -88,16 +88,40 @@ def prepare_bare(here: Path, paths: NodePaths) -> Bare:
         build = next(build for build in base["builds"] if build["build_id"] == tag["build_id"])
         query = "SELECT body FROM snapshots WHERE snapshot_id = ?"
         snapshot = json.loads(database.execute(query, (build["snapshot_id"],)).fetchone()[0])
-    for name in ("memory", "disk"):
-        config = folder / f"{name}.json"
-        lowers = [{"file": str(paths.layers / f"{layer}.lsmt")} for layer in snapshot[f"{name}_layers"]]
-        config.write_text(json.dumps({"lowers": lowers}))
-        flat = f"{native.program('blockd')} cat {config} | dd of={folder}/{name} bs=1M conv=sparse status=none"
-        subprocess.run(["bash", "-c", f"set -o pipefail; {flat}; truncate -s %1M {folder}/{name}"], check=True)
+    asyncio.run(flatten(paths, snapshot, folder))
     slot = Layout("10.153.0.0/30", "bare").slot(0)
     destroy(slot.namespace, slot.veth)
     create(slot, ())
     return Bare(here / "firecracker", folder, paths.snapshot(build["snapshot_id"]) / "vm.state", slot)
+
+
+async def flatten(paths: NodePaths, snapshot: dict[str, Any], folder: Path) -> None:
+    """Copy its memory and its disk out of `blockd`, with their holes."""
+    blocks = BlockClient(paths.blockd_socket)
+    for name in ("memory", "disk"):
+        lowers = [paths.layers / f"{layer}.lsmt" for layer in snapshot[f"{name}_layers"]]
+        stack = await blocks.open(f"figures-{name}", lowers, None, None, "page", "fuse")
+        await asyncio.to_thread(copy_data, stack.path, folder / name)
+        await blocks.close_stack(f"figures-{name}", force=True)
+    await blocks.close()
+
+
+def copy_data(source: Path, target: Path) -> None:
+    """A copy with the same holes: a disk of 8 GiB has some hundred MB of data."""
+    with source.open("rb", buffering=0) as there, target.open("wb") as here:
+        size, at = there.seek(0, os.SEEK_END), 0
+        here.truncate(size)
+        while at < size:
+            try:
+                at = os.lseek(there.fileno(), at, os.SEEK_DATA)
+            except OSError:  # only a hole is left
+                break
+            end = os.lseek(there.fileno(), at, os.SEEK_HOLE)
+            here.seek(at)
+            while at < end:
+                piece = os.pread(there.fileno(), min(1 << 20, end - at), at)
+                here.write(piece)
+                at += len(piece)
 
 
 def bare_create_ms(bare: Bare) -> float:
@@ -105,9 +129,9 @@ def bare_create_ms(bare: Bare) -> float:
     root = bare.folder / "root"
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
-    subprocess.run(["cp", "--sparse=always", str(bare.folder / "disk"), str(root / "disk")], check=True)
     shutil.copy2(bare.state, root / "state")
-    os.link(bare.folder / "memory", root / "memory")
+    for name in ("memory", "disk"):  # the disk is the same each time: copies would take minutes, and the command reads little of it
+        os.link(bare.folder / name, root / name)
     script = f'mount --bind "{root}" /mnt; mount --rbind /dev /mnt/dev; exec chroot /mnt /firecracker --api-sock /api.sock'
     shutil.copy2(bare.firecracker, root / "firecracker")
     (root / "dev").mkdir()
