@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from agentenv.core.errors import AgentEnvError, Conflict, Unavailable
+from agentenv.core.errors import AgentEnvError, Conflict, NotFound, Unavailable
 from agentenv.core.ids import new_snapshot_id
 from agentenv.core.lifecycle import CAPTURING, State
 from agentenv.core.model import PauseMode, RunningVm, Sandbox, Snapshot
@@ -103,7 +103,13 @@ async def take(parts: Parts, sandbox: Sandbox, record: RunningVm, plan: CaptureP
     vm = live_vm(parts, sandbox.sandbox_id)
     if not memory:
         await parts.guest.freeze(_namespace(parts, record), parts.config.guest.freeze_deadline_s)
-    return await parts.capturer.capture(plan, vm, record, sandbox.machine, record.identity or parts.identity, memory)
+    try:
+        return await parts.capturer.capture(plan, vm, record, sandbox.machine, record.identity or parts.identity, memory)
+    except NotFound as error:  # of a disk or memory: not of the sandbox, which is what a caller would understand
+        raise Unavailable(
+            f"the disk or memory of sandbox {sandbox.sandbox_id} was lost with the block server: {error.message}",
+            "try again in a moment: by then the sandbox is paused with what could be saved, or its log says why it ended",
+        ) from error
 
 
 async def thaw(parts: Parts, sandbox_id: str, record: RunningVm) -> None:

@@ -119,6 +119,23 @@ async def test_a_verb_under_way_fails_or_works_and_nothing_is_left_between(node:
     pytest.fail(f"{name} has more steps: raise the limit of this test")
 
 
+@pytest.mark.parametrize("memory", [True, False])
+async def test_who_asks_for_what_was_lost_is_not_told_that_there_is_no_such_sandbox(node: FakeNode, memory: bool) -> None:
+    node.devices.has_ublk = True
+    sandbox_id = await node.create()
+    await node.quiesce()
+    with node.points.hold("blocks.capture" if memory else "blocks.seal") as reached:
+        pausing = asyncio.create_task(node.orchestrator.pause(sandbox_id, memory))
+        await asyncio.wait_for(reached.wait(), 5)
+        node.devices.kill()
+        await node.turn()  # the next one is there by then
+        vm = node.row(sandbox_id).vm
+        assert vm is not None
+        node.devices.close(vm.memory_stack if memory else vm.disk_stack, force=True)
+    with pytest.raises(Unavailable, match="was lost with the block server"):
+        await pausing
+
+
 async def test_those_that_stood_ready_are_made_anew(warm_node: FakeNode) -> None:
     node = warm_node
     for _ in range(2):
