@@ -37,7 +37,7 @@ from agentenv.network.layout import GUEST_IP, TAP, Layout, Slot
 from agentenv.network.slots import create, destroy
 
 COMMAND = "echo first"
-ROUNDS = 7
+ROUNDS = 5
 READ_BYTES, READERS = 64 << 20, (1, 4)
 IDLE_SANDBOXES, IDLE_S = 12, 30
 DEADLINE_S = 60.0

@@ -79,12 +79,18 @@ def run_story(name: str) -> None:
 
 
 def check_node() -> None:
-    """A node of our wheel on Firecracker and ublk devices, tried by the end-to-end tests and measured."""
+    """A node of our wheel on Firecracker and ublk devices, tried by the end-to-end tests."""
     sys.path[:0] = [str(HERE / "site"), str(HERE)]
     importlib.import_module("node_check").main(HERE, RESULTS)
 
 
-CHECKS: tuple[Callable[[], None], ...] = (check_host, check_ublk, check_qemu, check_firecracker, check_node)
+def check_figures() -> None:
+    """What such a node costs, against what it is bounded by."""
+    sys.path[:0] = [str(HERE / "site"), str(HERE)]
+    importlib.import_module("node_check").figures(HERE, RESULTS)
+
+
+CHECKS: tuple[Callable[[], None], ...] = (check_host, check_ublk, check_qemu, check_firecracker, check_node, check_figures)
 
 
 def main() -> None:

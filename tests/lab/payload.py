@@ -51,7 +51,7 @@ def collect(folder: Path, checks: Sequence[str]) -> None:
     firecracker(folder)
     wheel(folder)
     guest(folder)
-    if not checks or "check_node" in checks:
+    if not checks or {"check_node", "check_figures"} & {*checks}:
         node(folder)
     compile_all = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(folder / "site"), str(folder / "checkout")]
     subprocess.run(compile_all, check=False, stdout=subprocess.DEVNULL)  # takes minutes inside; templates of packages do not compile

@@ -29,8 +29,8 @@ TEMPLATE = "lab"  # with a tag that says what it was made from
 VCPUS, MEMORY_MB = 2, 4096
 MODULES = ("kvm_amd", "ublk_drv", "tun", "loop", "veth", "nf_tables", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet")
 PACKAGES = ("nftables", "kmod", "mmdebstrap", "zstd")
-RUN_TIMEOUT_S = 2400
-SANDBOX_TIMEOUT_S = 3600
+RUN_TIMEOUT_S = 7200
+SANDBOX_TIMEOUT_S = 9000
 
 
 def template_files(folder: Path) -> None:
