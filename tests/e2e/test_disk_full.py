@@ -6,8 +6,10 @@ The node's layer store is put on a small tmpfs for these tests, which holds the 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from e2b import Sandbox, SandboxException, SandboxState, Template
@@ -29,8 +31,9 @@ def small_node(node):
     """A second node beside the first, whose home has `ROOM_MB` left once its template is there."""
     node.aenv("ls")
     shutil.rmtree(SMALL_HOME, ignore_errors=True)
-    (SMALL_HOME / "cache").mkdir(parents=True)
-    (SMALL_HOME / "cache" / "assets").symlink_to(HOME / "cache" / "assets")
+    assets = Path("cache", "assets")
+    # Under names of its own, for a node with a full disk collects what it does not need; without what is just being made.
+    shutil.copytree(HOME / assets, SMALL_HOME / assets, copy_function=os.link, ignore=shutil.ignore_patterns(".*"))
     environment = node.environment | {
         "AENV_NODE_HOME": str(SMALL_HOME),
         "AENV_NODE_RUN": str(SMALL_RUN),
