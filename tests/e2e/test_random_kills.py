@@ -47,7 +47,7 @@ class Load:
             full = len(self.tokens) >= SANDBOXES_OF_WORKER
             verbs = ["exec", "exec", "pause", "resume", "fork", "kill"] if self.tokens else []
             verb = rng.choice([*verbs, *([] if full else ["create", "create"])])
-            subject = rng.choice(sorted(self.tokens)) if self.tokens else ""
+            subject = "" if verb == "create" else rng.choice(sorted(self.tokens))
             try:
                 getattr(self, f"_{verb}")(subject, rng)
                 self.done[verb] += 1
