@@ -1,7 +1,7 @@
 """A node on Firecracker and ublk devices: our wheel is installed, brought up, and tried by a part of the end-to-end tests.
 
 Under emulation the whole suite takes hours; `CHOSEN` is what about ten minutes allow, one file for each thing that is done
-otherwise here. `LAB_SUITE=full` runs all. Run by `inside.py`; needs what `run.py` brings along.
+otherwise here. `LAB_SUITE=full` runs all, `LAB_SUITE=test_many.py,test_cli.py` those. Run by `inside.py`; needs what `run.py` brings along.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def measure(here: Path, python: Path, environment: dict[str, str], results: Path
 
 def run_tests(here: Path, python: Path, environment: dict[str, str], results: Path) -> None:
     """The chosen end-to-end tests, or all of them."""
-    names = ["."] if os.environ.get("LAB_SUITE") == "full" else list(CHOSEN)
+    suite = os.environ.get("LAB_SUITE", "")
+    names = ["."] if suite == "full" else suite.split(",") if suite else list(CHOSEN)
     wanted = [f"tests/e2e/{name}" for name in names]
     report = ["--junitxml", str(results / "node-tests.xml"), "--durations=0", "--durations-min=1", f"--timeout={TEST_TIMEOUT_S}"]
     command = [str(python), "-m", "pytest", "-v", "--color=no", *report, *wanted]
