@@ -21,10 +21,8 @@ from agentenv.client import Sandbox
 
 _CYCLES = int(os.environ.get("AENV_CYCLES", "4"))
 _WARM_UP = 3  # what both programs allocate once
-_SERVER_MOST_MB, _BLOCKD_MOST_MB = (
-    8.0,
-    8.0,
-)  # whatever the number of cycles: 500 came to 5 and 0.3 once both had worked for a while, 60 to 2 and 4
+#: Whatever the number of cycles: 500 came to 5 and 0.3 once both had worked for a while, 60 to 2 and 4.
+_SERVER_MOST_MB, _BLOCKD_MOST_MB = 8.0, 8.0
 _DATABASE_MOST_KB = 1024.0
 
 
