@@ -20,6 +20,8 @@ from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.orchestrator.watch import watch
 from agentenv.vmm.driver import Vm
 
+_FREED_AFTER_MS = 500  # the VM of before: what its end takes of the CPUs is not taken from the first command
+
 
 async def rollback(parts: Parts, sandbox_id: str, reference: str = "") -> Sandbox:
     """Back to the checkpoint of that id or name; by default to the one its present state descends from. Its timeout stays.
@@ -122,5 +124,6 @@ async def _go_on(parts: Parts, sandbox_id: str, vm: Vm, cause: str) -> None:
 
 
 async def _free(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm) -> None:
+    await parts.clock.sleep_ms(_FREED_AFTER_MS)
     await stop(parts, sandbox_id, record, vm)
     sweep_soon(parts)
