@@ -70,7 +70,7 @@ async def run(parts: Parts) -> None:
 
 
 async def _round(parts: Parts, idle: Idleness) -> None:
-    idle.look(parts)
+    await idle.look(parts)
     await _measure(parts)
     memory = parts.host_memory.now()
     found = level(memory, parts.config.memory, parts.config.limits.memory_reserve_mb)
@@ -153,23 +153,19 @@ class Idleness:
     _seen: dict[str, tuple[float, int]] = field(default_factory=dict)  # by life of a VM: when, ticks
     _busy_ms: dict[str, float] = field(default_factory=dict)  # by life of a VM: when it was busy last
 
-    def look(self, parts: Parts) -> None:
+    async def look(self, parts: Parts) -> None:
         """Take note of who has used the CPU since the last look."""
+        pids = {s.vm.run_id: s.vm.pid for s in parts.store.sandboxes() if s.state is State.RUNNING and s.vm is not None}
+        read = parts.host_memory.cpu_ticks
+        ticks = await asyncio.to_thread(lambda: {run_id: read(pid) for run_id, pid in pids.items()})  # a file for each thread of each VM
         now_ms, bound = parts.clock.monotonic_ms(), parts.config.memory.idle_cpu_percent
-        seen: dict[str, tuple[float, int]] = {}
-        for sandbox in parts.store.sandboxes():
-            if sandbox.state is not State.RUNNING or sandbox.vm is None:
-                continue
-            ticks = parts.host_memory.cpu_ticks(sandbox.vm.pid)
-            if ticks is None:
-                continue
-            run_id = sandbox.vm.run_id
-            before_ms, before = self._seen.get(run_id, (now_ms, ticks))
+        seen = {run_id: (now_ms, now) for run_id, now in ticks.items() if now is not None}
+        for run_id, (_, now) in seen.items():
+            before_ms, before = self._seen.get(run_id, (now_ms, now))
             spent_ms = now_ms - before_ms
-            percent = 100_000 * (ticks - before) / _TICKS_PER_S / spent_ms if spent_ms > 0 else 100.0
+            percent = 100_000 * (now - before) / _TICKS_PER_S / spent_ms if spent_ms > 0 else 100.0
             if percent >= bound:
                 self._busy_ms[run_id] = now_ms
-            seen[run_id] = (now_ms, ticks)
         self._seen = seen
         self._busy_ms = {run_id: at for run_id, at in self._busy_ms.items() if run_id in seen}
 
