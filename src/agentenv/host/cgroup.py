@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from agentenv.core.quotas import Quotas
@@ -51,28 +52,29 @@ class Cgroups:
             self._open_unified()
         elif self.version == 1:
             for controller in _V1_CONTROLLERS:
-                self._try(f"{controller} cannot be limited", lambda c=controller: (self._root / c / self._name).mkdir(exist_ok=True))
+                self._try(f"{controller} cannot be limited", partial((self._root / controller / self._name).mkdir, exist_ok=True))
 
     def _open_unified(self) -> None:
         own = self._root / self._name
-        self._try("no group can be made", lambda: own.mkdir(exist_ok=True))
+        self._try("no group can be made", partial(own.mkdir, exist_ok=True))
         for folder in (self._root, own):
             offered = _read(folder / "cgroup.controllers").split()
             for controller in _CONTROLLERS:
                 if controller in offered:
                     what = f"{controller} cannot be limited"
-                    self._try(what, lambda f=folder, c=controller: (f / "cgroup.subtree_control").write_text(f"+{c}"))
+                    self._try(what, partial((folder / "cgroup.subtree_control").write_text, f"+{controller}"))
                 elif folder == self._root:
                     self.lacking.append(f"the host does not offer {controller}")
 
     def put(self, vm: str, pid: int, share: Share) -> None:
         """Put the process, with all its threads, into the group `vm` with this share; the OOM killer takes it first. Idempotent."""
         set_oom_score(pid, _OOM_FIRST)
-        for controller, folder in self._folders(vm):
+        folders = [folder for _, folder in self._folders(vm)]
+        for folder in folders:
             with contextlib.suppress(OSError):
                 folder.mkdir(exist_ok=True)
-            for file, value in self._settings(controller, share).items():
-                self._write(folder / file, value)
+        self.share(vm, share)
+        for folder in folders:
             self._write(folder / "cgroup.procs", str(pid))
 
     def share(self, vm: str, share: Share) -> None:
@@ -159,9 +161,9 @@ class Cgroups:
         except OSError as error:
             _log.debug("%s: %s", path, error)
 
-    def _try(self, what: str, action: object) -> None:
+    def _try(self, what: str, action: Callable[[], object]) -> None:
         try:
-            action()  # type: ignore[operator]
+            action()
         except OSError as error:
             self.lacking.append(f"{what}: {error.strerror}")
 

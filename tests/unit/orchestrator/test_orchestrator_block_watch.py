@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from test_orchestrator_fail_at_step import VERBS
+from test_orchestrator_fail_at_step import VERBS, begin
 
 from agentenv.core.errors import HostNotReady, Unavailable
 from agentenv.core.lifecycle import State
@@ -87,7 +87,7 @@ _STEPS_MAX = 100
 @pytest.mark.parametrize("name", VERBS)
 async def test_a_verb_under_way_fails_or_works_and_nothing_is_left_between(node: FakeNode, name: str) -> None:
     """The daemon ends at each point that the verb passes."""
-    verb, before, _ = VERBS[name]
+    before = VERBS[name][1]
     await node.parts.volumes.create("data")  # what the verbs of the table mount
     for step in range(_STEPS_MAX):
         sandbox_id = await node.create()
@@ -95,14 +95,9 @@ async def test_a_verb_under_way_fails_or_works_and_nothing_is_left_between(node:
         if before is State.PAUSED:
             await node.orchestrator.pause(sandbox_id)
         await node.quiesce()
-        target = len(node.points.passed) + step
-        task = asyncio.create_task(verb(node, sandbox_id))
-        for _ in range(400):
-            if len(node.points.passed) >= target:
-                break
-            await asyncio.sleep(0)
-        reached = len(node.points.passed) >= target and not task.done()
-        where = f"{name}: blockd killed after {node.points.passed[target - step :]}"
+        task, passed = await begin(node, name, sandbox_id, step)
+        reached = len(passed) >= step and not task.done()
+        where = f"{name}: blockd killed after {passed}"
         node.devices.kill()
         await node.quiesce()
         await asyncio.wait({task}, timeout=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -82,6 +83,19 @@ VERBS: dict[str, tuple[Callable[[FakeNode, str], Awaitable[None]], State, set[St
     "kill of a running one": (kill, State.RUNNING, {State.RUNNING, State.KILLED}),
     "kill of a paused one": (kill, State.PAUSED, {State.PAUSED, State.KILLED}),
 }
+
+
+async def begin(node: FakeNode, name: str, sandbox_id: str, step: int) -> tuple[asyncio.Task[None], list[str]]:
+    """Start a verb and let it go on until it has passed `step` points, or fewer if it has no more. Returns it, and those points."""
+    start = len(node.points.passed)
+    task: asyncio.Task[None] = asyncio.ensure_future(VERBS[name][0](node, sandbox_id))
+    for _ in range(400):
+        if len(node.points.passed) >= start + step:
+            break
+        await asyncio.sleep(0)
+    return task, node.points.passed[start:]
+
+
 _AT_ONCE = ("pause", "pause of the disk", "boot of a paused one", "resume", "rollback of a running one")
 ERRORS = {"a full disk": StorageFull, "a bug": ZeroDivisionError}
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_orchestrator_fail_at_step import CAPTURES, VERBS
+from test_orchestrator_fail_at_step import CAPTURES, VERBS, begin
 
 from agentenv.core.errors import AgentEnvError, Conflict, Internal, SnapshotOfAnotherHost
 from agentenv.core.lifecycle import State
@@ -35,15 +35,9 @@ async def _kill_at(folder: Path, name: str, step: int, writes_memory: bool = Fal
     if before is State.PAUSED:
         await node.orchestrator.pause(sandbox_id)
     await node.quiesce()
-    target = len(node.points.passed) + step
-    task = asyncio.create_task(verb(node, sandbox_id))
-    for _ in range(400):
-        if len(node.points.passed) >= target:
-            break
-        await asyncio.sleep(0)
-    reached = len(node.points.passed) >= target
+    task, passed = await begin(node, name, sandbox_id, step)
+    reached = len(passed) >= step
     node.kill_server()
-    passed = node.points.passed[target - step :]
     where = f"{name}: server killed after {passed}"
     await node.start_server()
     await node.quiesce()
