@@ -213,12 +213,13 @@ pub fn call(socket: &Path, method: &str, path: &str, body: &Value) -> (u16, Valu
     } else {
         body.to_string()
     };
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: blockd\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+    // In one piece: an answer that needs no body ends the connection, and what comes
+    // after that would reset it, with the answer unread.
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: blockd\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(body.as_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
     let mut reply = String::new();
     stream.read_to_string(&mut reply).unwrap();
     let (head, body) = reply.split_once("\r\n\r\n").unwrap();
