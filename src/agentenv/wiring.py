@@ -163,6 +163,7 @@ def base_builder(parts: Parts, recipe: Recipe) -> BaseBuilder:
         clock=parts.clock,
         identity=parts.identity,
         config=parts.config.guest,
+        using=parts.shared.using,
     )
 
 

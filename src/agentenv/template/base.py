@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,8 +77,10 @@ class BaseBuilder:
         clock: Clock,
         identity: VmIdentity,
         config: GuestConfig,
+        using: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        self._recipe = recipe
+        """`using` keeps the sweep off a snapshot, by its id, for the length of its body."""
+        self._recipe, self._using = recipe, using
         self._store, self._blocks, self._slots, self._vmm, self._guest = store, blocks, slots, vmm, guest
         self._layers, self._capturer, self._paths, self._clock = layers, capturer, paths, clock
         self._identity, self._config = identity, config
@@ -102,7 +105,7 @@ class BaseBuilder:
         """Make or replace the template. Sandboxes of a former one are not touched."""
         plan = CapturePlan(new_snapshot_id(), self._layers.new_id(), self._layers.new_id())
         upper, base = self._layers.new_id(), base_layer(self._recipe, inputs.rootfs_digest)
-        with self._layers.announced(plan.memory_layer, plan.fresh_upper, upper, base):
+        with self._layers.announced(plan.memory_layer, plan.fresh_upper, upper, base), self._using(plan.snapshot_id):
             if not self._layers.path(base).exists():
                 progress("put the root file system into the layer store", None, None)
                 await self._blocks.import_raw(inputs.rootfs, self._layers.path(base))

@@ -12,6 +12,7 @@ from agentenv.config.schema import TemplatesConfig
 from agentenv.core.built_in import BUILT_IN, CODE_INTERPRETER
 from agentenv.core.errors import Internal
 from agentenv.core.model import Service, Template
+from agentenv.orchestrator.sweep import sweep
 from agentenv.template import base
 from agentenv.template.base import BaseBuilder, BaseInputs
 from agentenv.template.recipes import RECIPES, Recipe
@@ -80,6 +81,31 @@ async def test_failure_names_the_step_and_leaves_nothing(node: FakeNode, failing
         await build(node, RECIPE)
     assert [t.name for t in node.parts.store.templates()] == ["base"]
     assert node.processes.alive() == []
+
+
+async def test_a_sweep_at_any_step_of_the_build_takes_nothing_of_it(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`aenv up` builds beside VMs it has taken over: when one ends there is a sweep."""
+    started = len(node.points.passed)
+    await build(node, RECIPE)
+    steps, hit = node.points.passed[started:], node.points.hit
+    assert steps[-2:] == ["store.commit", "store.commit"], "the snapshot, then the template"
+    for number in range(len(steps)):
+        left, swept = number + 1, ""
+
+        async def sweep_at_step(name: str, *, can_fail: bool = True) -> None:
+            nonlocal left, swept
+            await hit(name, can_fail=can_fail)
+            left -= can_fail
+            if left == 0 and not swept:
+                swept = name
+                await sweep(node.parts)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(node.points, "hit", sweep_at_step)
+            await build(node, RECIPE, f"d{number}")
+        assert swept == steps[number]
+        await node.quiesce()  # what was only of the template before goes
+        assert node.problems() == [], f"after a sweep at {swept}"
 
 
 async def test_template_is_up_to_date_until_an_input_changes(node: FakeNode) -> None:
