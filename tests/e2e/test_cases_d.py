@@ -7,6 +7,7 @@ test_orchestrator_fork and test_api_lifecycle. `AENV_CASES=full` takes the amoun
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,9 +16,11 @@ import httpx
 import pytest
 from e2b import Sandbox, SandboxState
 from guest_programs import wait_for
-from test_cases_c import many, vmm_pids
+from test_cases_c import FULL_TIMEOUT, many, vmm_pids
 
 from agentenv.client import Sandbox as OwnSandbox
+
+pytestmark = FULL_TIMEOUT
 
 #: Started before the fork; tells random numbers of each kind whenever it is asked.
 HELLO = r"""
@@ -50,6 +53,10 @@ FROM_THE_KERNEL = ("uuid4", "secrets", "urandom", "SystemRandom")
 IN_THE_PROGRAM = ("seeded", "random", "ssl", "hello")
 
 
+#: Of a generation of D04, how many have children: with all, the tree of the report is 341 guests, and 150 had 2 cores at a load of 130.
+PARENTS_MOST = 2 if (os.cpu_count() or 1) < 16 else 64
+
+
 @pytest.fixture
 def source(node) -> Iterator[Any]:
     made = OwnSandbox.create("base", timeout=3600, **node.options)
@@ -68,7 +75,8 @@ def ask(box: Any) -> dict[str, Any]:
 
 def forked(box: Any, count: int) -> list[Any]:
     children = box.fork_many(count, timeout=3600)
-    assert not [child for child in children if isinstance(child, Exception)]
+    assert [child for child in children if isinstance(child, Exception)] == []
+    assert len(children) == count
     return children
 
 
@@ -147,12 +155,13 @@ def test_d04_a_tree_of_forks_lives_side_by_side(node, source):
     wait_for(lambda: "8000" in source.commands.run("ss -Hltn").stdout, "the server does not come up")
     alive, generation = [source], [source]
     width, depth = many(2, 4), many(2, 4)
-    for _ in range(depth):
-        with ThreadPoolExecutor(2) as lanes:
-            generation = [child for children in lanes.map(lambda parent: forked(parent, width), generation) for child in children]
-        alive += generation
     try:
-        assert len(alive) == sum(width**level for level in range(depth + 1))
+        for _ in range(depth):
+            parents = [*generation[:1], *generation[1:][-PARENTS_MOST + 1 :]]  # those furthest from each other
+            with ThreadPoolExecutor(2) as lanes:
+                generation = [child for children in lanes.map(lambda parent: forked(parent, width), parents) for child in children]
+            alive += generation
+        assert len({box.sandbox_id for box in alive}) == len(alive)
         for box in alive:
             box.files.write("who", box.sandbox_id)
         assert [port_8000(node, box) for box in alive] == [box.sandbox_id for box in alive]
