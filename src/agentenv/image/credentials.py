@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv.core.builds import Registry
-from agentenv.core.errors import InvalidInput, Unsupported
+from agentenv.core.errors import InvalidInput
 from agentenv.image.reference import DOCKER_HUB
 
 DOCKER_HUB_KEY = "https://index.docker.io/v1/"
@@ -30,20 +29,6 @@ class Credentials:
 
     username: str
     password: str = field(repr=False)
-
-
-def credentials_of(account: Registry | None) -> Credentials | None:
-    """What a registry is asked with. Unsupported for accounts that need a call to a cloud first."""
-    if account is None:
-        return None
-    if account.kind == "registry":
-        return Credentials(account.settings["username"], account.settings["password"])
-    if account.kind == "gcp":
-        return Credentials("_json_key", account.settings["serviceAccountJson"])
-    raise Unsupported(
-        "this node does not turn AWS keys into a password for a registry",
-        "give registry credentials: user name AWS, password from `aws ecr get-login-password`",
-    )
 
 
 def registry_name(given: str) -> str:

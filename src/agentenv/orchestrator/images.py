@@ -31,8 +31,8 @@ from agentenv.core.images import IMAGE_USER, IMAGE_WORKDIR, Image, ImageConfig, 
 from agentenv.core.model import Context, Machine, Snapshot
 from agentenv.host.command import Progress, no_progress
 from agentenv.host.files import require_free
-from agentenv.image import archives, native
-from agentenv.image.credentials import Credentials, credentials_of, registry_name
+from agentenv.image import accounts, archives, native
+from agentenv.image.credentials import Credentials, registry_name
 from agentenv.image.native import NativeDisk
 from agentenv.image.registry import LocalImage, ResolvedImage
 from agentenv.orchestrator.collect import make_room
@@ -64,14 +64,15 @@ class Images(ImageBook):
         super().__init__(parts)
         self._flights: Flights[Image] = Flights(parts.shared, "image", _FETCHES_AT_ONCE)
 
-    async def pull(self, text: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Image:
+    async def pull(self, text: str, account: RegistryAccount | None = None, progress: Progress = no_progress) -> Image:
         """The image that a name means at its registry now, with all its layers made. It is asked for at every call.
 
         A registry that cannot be reached is no reason to refuse an image that is here. `progress` is called on the event loop.
         InvalidInput, PermissionDenied, NotFound, Unavailable, DataCorrupt, StorageFull, HostNotReady, DeadlineExceeded.
         """
-        name = str(self.parse(text))
-        key = (name, credentials.username, credentials.password) if credentials else (name,)
+        wanted = self.parse(text)
+        name, credentials = str(wanted), await accounts.login(account, wanted.registry)
+        key = (name, *sorted(account.settings.items())) if account else (name,)
         return await self._flights.join(key, lambda report: self._pull(name, credentials, report), progress)
 
     async def bring(self, source: Path, name: str, progress: Progress = no_progress) -> Image:
@@ -116,16 +117,16 @@ class Images(ImageBook):
         name = str(self.parse(reference))
         image = self.named(name)
         if image is None or not image.imported or not self.is_current(image):
-            image = await self.pull(reference, credentials_of(registry), tell)
+            image = await self.pull(reference, registry, tell)
         else:
             await self._parts.store.images.put(replace(image, used_at_ms=self._parts.clock.now_ms()))
         if self._parts.store.images.get(image.digest) is None:
             raise Conflict(f"image '{name}' was removed while the build began", "build again")
         return self._base(image, name)  # nobody waits from here on: the caller holds the snapshot before a sweep looks
 
-    def account(self, reference: str, accounts: Mapping[str, RegistryAccount]) -> RegistryAccount | None:
+    def account(self, reference: str, by_registry: Mapping[str, RegistryAccount]) -> RegistryAccount | None:
         """Which of some accounts, by registry, is for an image. InvalidInput when a name is none."""
-        return {registry_name(name): account for name, account in accounts.items()}.get(self.parse(reference).registry)
+        return {registry_name(name): account for name, account in by_registry.items()}.get(self.parse(reference).registry)
 
     async def empty(self) -> Base:
         """A disk with nothing on it: what all images are layers on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
+from agentenv.core.builds import Registry
 from agentenv.core.images import Image
 from agentenv.core.model import (
     Build,
@@ -26,7 +27,6 @@ from agentenv.core.model import (
 from agentenv.core.network import NetworkSettings
 from agentenv.core.storage import Collection
 from agentenv.host.command import Progress, no_progress
-from agentenv.image.credentials import Credentials
 from agentenv.image.push import Pushed
 from agentenv.orchestrator.layer_uses import LayerUse
 from agentenv.orchestrator.verify import Verified
@@ -50,7 +50,7 @@ class ImageLibrary(Protocol):
         """Forget a name, and the image with its last one. NotFound, InvalidInput."""
         ...
 
-    async def pull(self, text: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Image:
+    async def pull(self, text: str, account: Registry | None = None, progress: Progress = no_progress) -> Image:
         """The image that a name means at its registry now."""
         ...
 
@@ -77,7 +77,7 @@ class Orchestrator(Protocol):
         """The node's images."""
         ...
 
-    async def push(self, template: str, name: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Pushed:
+    async def push(self, template: str, name: str, account: Registry | None = None, progress: Progress = no_progress) -> Pushed:
         """Publish a template's disk as an image; `progress` may be called on any thread."""
         ...
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from agentenv.core.builds import Registry
 from agentenv.core.errors import Conflict, Internal
 from agentenv.core.lifecycle import VISIBLE, State
 from agentenv.core.model import (
@@ -26,7 +27,6 @@ from agentenv.core.model import (
 from agentenv.core.network import NetworkSettings
 from agentenv.core.storage import Collection
 from agentenv.host.command import Progress, no_progress
-from agentenv.image.credentials import Credentials
 from agentenv.image.push import Pushed
 from agentenv.orchestrator import (
     checkpoint,
@@ -319,9 +319,9 @@ class Orchestrator:
         parts = self._parts
         return await self._whole(templates.set_public(parts.store, reference, is_public, parts.clock.now_ms()), "set public")
 
-    async def push(self, template: str, name: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Pushed:
+    async def push(self, template: str, name: str, account: Registry | None = None, progress: Progress = no_progress) -> Pushed:
         """Publish a template's disk as an image in a registry; only blobs that the registry lacks are sent."""
-        return await self._whole(publish(self._parts, template, name, credentials, progress), "push")
+        return await self._whole(publish(self._parts, template, name, account, progress), "push")
 
     async def layers(self) -> list[LayerUse]:
         """Every layer of the node's store, what uses it and what it takes; the largest first."""

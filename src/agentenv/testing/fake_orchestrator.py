@@ -20,7 +20,7 @@ from typing import Any
 from agentenv.config.limits import LimitsConfig
 from agentenv.core import checkpoints as tree
 from agentenv.core import ids, templates
-from agentenv.core.builds import BuildJob, CachedStep
+from agentenv.core.builds import BuildJob, CachedStep, Registry
 from agentenv.core.clock import Clock, SystemClock, rfc3339
 from agentenv.core.errors import (
     AgentEnvError,
@@ -55,7 +55,6 @@ from agentenv.core.paths import NodePaths
 from agentenv.core.references import DEFAULT_TAG, parse_new_name
 from agentenv.core.storage import Collection, DiskUse
 from agentenv.host.command import Progress, no_progress
-from agentenv.image.credentials import Credentials
 from agentenv.image.manifest import Descriptor
 from agentenv.image.push import Pushed
 from agentenv.orchestrator import templates as administration
@@ -202,11 +201,11 @@ class FakeOrchestrator:
 
     # -- the protocol
 
-    async def push(self, template: str, name: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Pushed:
+    async def push(self, template: str, name: str, account: Registry | None = None, progress: Progress = no_progress) -> Pushed:
         """The registry takes all but `denied` from callers without credentials."""
         administration.resolve(self._book, template)
         await asyncio.to_thread(progress, "pack the layers", 1, 1)
-        if "denied" in name and credentials is None:
+        if "denied" in name and account is None:
             raise PermissionDenied(f"image '{name}': denied", "give credentials")
         return Pushed(name, f"sha256:{'d' * 64}", (Descriptor("", f"sha256:{'e' * 64}", 2000),))
 

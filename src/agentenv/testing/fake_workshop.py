@@ -26,7 +26,6 @@ from agentenv.core.templates import build_of, find
 from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, OnStart
 from agentenv.guest.provision import Place
 from agentenv.host.command import Progress, no_progress
-from agentenv.image.credentials import Credentials
 from agentenv.template.workshop import Base
 
 HIDDEN = "/.aenv-mounts"
@@ -308,7 +307,7 @@ class FakeImages:
     asked: list[tuple[str, Registry | None]] = field(default_factory=list)
     library: dict[str, Image] = field(default_factory=dict)  # what is on the node, by name
     registry: dict[str, Image | AgentEnvError] = field(default_factory=dict)  # what a pull brings, by name
-    pulled_with: list[Credentials | None] = field(default_factory=list)
+    pulled_with: list[Registry | None] = field(default_factory=list)
     received: list[bytes] = field(default_factory=list)
 
     async def base(self, reference: str, registry: Registry | None, on_progress: Callable[[str], object]) -> Base:
@@ -346,9 +345,9 @@ class FakeImages:
         """Forget it."""
         return self.library.pop(self.find(text).names[0])
 
-    async def pull(self, text: str, credentials: Credentials | None = None, progress: Progress = no_progress) -> Image:
+    async def pull(self, text: str, account: Registry | None = None, progress: Progress = no_progress) -> Image:
         """In two steps that can be watched; what the registry has is an image or an error, the latter after the first step."""
-        self.pulled_with.append(credentials)
+        self.pulled_with.append(account)
         if text not in self.registry:
             raise NotFound(f"image '{text}': manifest unknown", "see that name and tag are right")
         progress(f"pull {text} (bytes)", 0, 2000)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import ecr_stub
 import pytest
 from image_rig import Layout, folder, layer, member, tool
 from registry_rig import PASSWORD, USER, RealRegistry, real_registry
@@ -18,7 +19,6 @@ from agentenv.core.builds import BuildPlan, Registry, Step
 from agentenv.core.errors import Conflict, DataCorrupt, InvalidInput, NotFound, PermissionDenied, StorageFull, Unavailable, Unsupported
 from agentenv.core.images import Image, ImageConfig, ImageLayer, Platform
 from agentenv.core.model import Machine, Snapshot
-from agentenv.image.credentials import Credentials
 from agentenv.image.manifest import OVERLAYBD
 from agentenv.testing.fake_node import FakeNode
 
@@ -143,8 +143,8 @@ async def test_a_recorded_image_survives_the_server_and_a_registry_that_is_down(
         await node.orchestrator.images.base("127.0.0.1:1/other", None, said.append)
 
 
-async def test_credentials_go_to_the_registry_that_asks_for_them(node: FakeNode, tmp_path: Path):
-    with real_registry(tmp_path / "registry", password=True) as place:
+async def test_credentials_go_to_the_registry_that_asks_for_them(node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with real_registry(tmp_path / "registry", password=True) as place, ecr_stub.serving(monkeypatch) as amazon:
         registries = (place.host,)
         node.config = node.config.model_copy(update={"images": node.config.images.model_copy(update={"insecure_registries": registries})})
         await node.start_server()
@@ -156,11 +156,12 @@ async def test_credentials_go_to_the_registry_that_asks_for_them(node: FakeNode,
                 await node.orchestrator.images.base(name, account, lambda _: None)
         account = Registry("registry", {"username": USER, "password": PASSWORD})
         assert await node.orchestrator.images.base(name, account, lambda _: None)
+        amazon.give(f"{USER}:{PASSWORD}")
+        keys = Registry("aws", {"awsAccessKeyId": "A", "awsSecretAccessKey": "s", "awsRegion": "eu-central-1"})
+        assert await node.orchestrator.images.base(name, keys, lambda _: None)
+        assert len(amazon.asked) == 1
         with pytest.raises(PermissionDenied):  # what one caller may see is not shown to the next
-            await node.orchestrator.images.pull(name, Credentials(USER, "wrong"))
-    with pytest.raises(Unsupported) as caught:
-        await node.orchestrator.images.base("x", Registry("aws", {}), lambda _: None)
-    assert "get-login-password" in caught.value.hint
+            await node.orchestrator.images.pull(name, Registry("registry", {"username": USER, "password": "wrong"}))
 
 
 @pytest.mark.parametrize("kind", ["folder", "oci", "docker", "root"])
@@ -269,7 +270,7 @@ async def test_a_native_image_stays_in_the_registry(node: FakeNode, place: RealR
     again = await node.orchestrator.images.pull(name)
     assert (again.snapshot_id, again.digest) == (image.snapshot_id, image.digest)
     asked = node.points.passed.count("blocks.add_remote")
-    await node.orchestrator.images.pull(name, Credentials("u", "p"))
+    await node.orchestrator.images.pull(name, Registry("registry", {"username": "u", "password": "p"}))
     assert node.points.passed.count("blocks.add_remote") - asked == 2, "blockd may have forgotten the login"
     base = await node.orchestrator.images.base(name, None, lambda _: None)
     assert base.context.env_vars == {"A": "1", "B": "x=y"}

@@ -23,7 +23,6 @@ from agentenv.api.image_views import ImageView, LayerUseView, VerifiedView, imag
 from agentenv.api.request_parts import body_chunks, json_body, template_in_path
 from agentenv.core.errors import AgentEnvError
 from agentenv.host.command import Progress
-from agentenv.image.credentials import credentials_of
 
 T = TypeVar("T")
 router = APIRouter()
@@ -53,8 +52,8 @@ async def delete(context: Context, reference: InPath) -> Response:
 @router.post("/images/pull")
 async def pull(context: Context, body: Annotated[PullImageBody, Depends(json_body(PullImageBody))]) -> Response:
     """Bring an image from its registry, or see that it is here as the registry has it now."""
-    credentials = credentials_of(to_account(body.registry))
-    return await _told(lambda progress: context.orchestrator.images.pull(body.name, credentials, progress), image_view)
+    account = to_account(body.registry)
+    return await _told(lambda progress: context.orchestrator.images.pull(body.name, account, progress), image_view)
 
 
 @router.post("/images/import")
@@ -66,8 +65,8 @@ async def bring(request: Request, context: Context, name: Annotated[str, Query(m
 @router.post("/templates/{template}/push")
 async def push(context: Context, template: InPath, body: Annotated[PushImageBody, Depends(json_body(PushImageBody))]) -> Response:
     """Publish a template's root file system as an overlaybd-native image; blobs that the registry has are not sent."""
-    credentials, wanted = credentials_of(to_account(body.registry)), template_in_path(template)
-    return await _told(lambda progress: context.orchestrator.push(wanted, body.name, credentials, progress), pushed_view)
+    account, wanted = to_account(body.registry), template_in_path(template)
+    return await _told(lambda progress: context.orchestrator.push(wanted, body.name, account, progress), pushed_view)
 
 
 @router.get("/layers", response_model=None)
