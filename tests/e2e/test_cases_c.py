@@ -77,7 +77,7 @@ def test_c01_no_change_is_lost_in_any_cycle(node, own):
     log, size = "", many(4, 64) << 20
     for n in range(many(4, 30)):
         own.files.write(f"f{n}", f"cycle {n}")
-        own.commands.run(f"yes {n} | head -c {size} | dd of=big conv=notrunc status=none; echo {n} >> log; rm -f f{n - 1}")
+        own.commands.run(f"yes {n} | head -c {size} | dd of=big bs=64K conv=notrunc status=none; echo {n} >> log; rm -f f{n - 1}")
         log += f"{n}\n"
         reached = count(own)
         own.pause()
@@ -86,7 +86,7 @@ def test_c01_no_change_is_lost_in_any_cycle(node, own):
             node.up()
         own.connect(timeout=3600)
         pattern = (f"{n}\n" * (size // len(f"{n}\n") + 1))[:size].encode()
-        assert own.commands.run("sha256sum < big", timeout=120).stdout.split()[0] == hashlib.sha256(pattern).hexdigest(), f"in cycle {n}"
+        assert own.commands.run("md5sum < big", timeout=120).stdout.split()[0] == hashlib.md5(pattern).hexdigest(), f"in cycle {n}"
         assert (own.files.read(f"f{n}"), own.files.read("log")) == (f"cycle {n}", log)
         assert not own.files.exists(f"f{n - 1}")
         wait_beyond(own, reached)
