@@ -171,7 +171,8 @@ def base_builder(parts: Parts, recipe: Recipe) -> BaseBuilder:
 async def _node(config: Config, assets: Assets) -> AsyncIterator[Parts]:
     """All adapters of a node, opened; closed in the end without touching VMs or blockd."""
     paths = paths_of(config)
-    lift_file_size(4 * config.guest.disk_mb << 20)  # a disk that overwrites and discards leaves holes in its file
+    largest_disk_mb = max(config.guest.disk_mb, config.limits.disk_mb_of_sandbox)
+    lift_file_size(4 * largest_disk_mb << 20)  # a disk that overwrites and discards leaves holes in its file
     for folder in (paths.home, paths.run):
         files.own_folder(folder, _WALKED_THROUGH)
     for folder in paths.private:

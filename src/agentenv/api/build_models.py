@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agentenv.api.bodies import Body
-from agentenv.core.builds import BuildPlan, DockerfileSource, Registry, Step
+from agentenv.core.builds import BuildPlan, DockerfileSource, MachineSize, Registry, Step
 from agentenv.core.errors import InvalidInput
 from agentenv.core.templates import TAGS_MAX
 from agentenv.template.dockerfile.document import TEXT_MAX_CHARS
@@ -27,7 +27,12 @@ class NewBuildBody(Body):
     tags: list[str] = Field(default_factory=list, max_length=TAGS_MAX)
     cpu_count: int | None = Field(None, alias="cpuCount")
     memory_mb: int | None = Field(None, alias="memoryMB")
+    disk_mb: int | None = Field(None, alias="diskSizeMB", ge=1)  # an extension
     min_free_disk_mb: int | None = Field(None, alias="minFreeDiskMb", ge=0)  # best effort: disks of this node grow as they are written
+
+    def size(self) -> MachineSize:
+        """How large a machine it asks for."""
+        return MachineSize(self.cpu_count, self.memory_mb, self.disk_mb)
 
     def wanted_name(self) -> str:
         """InvalidInput when there is none."""

@@ -97,6 +97,7 @@ class CreateBody(Body, extra="allow"):
     volume_mounts: list[VolumeMountBody] = Field(default_factory=list, alias="volumeMounts")
     pause_when_idle: bool | None = Field(None, alias="pauseWhenIdle")  # an extension: when the host is short of memory
     limits: QuotasBody = QuotasBody()  # an extension: what it may use of the node
+    disk_mb: int | None = Field(None, alias="diskSizeMB", ge=1)  # an extension: a larger disk than the template's
     count: int | None = Field(None, ge=1, le=100)  # an extension: so many in one call, each with an outcome of its own
 
 
@@ -262,6 +263,7 @@ def to_create_request(body: CreateBody, template: str, max_timeout_hours: int) -
         secure=not isinstance(body, CreateBodyV1) or body.secure,
         pause_when_idle=body.pause_when_idle,
         quotas=Quotas(**body.limits.model_dump()),
+        disk_mb=body.disk_mb,
     )
 
 

@@ -28,6 +28,7 @@ class Wish:
     auto_resume: bool = False
     limits: dict[str, str] = field(default_factory=dict)
     pause_when_idle: bool | None = None
+    disk_mb: int | None = None
 
     def body(self) -> dict[str, Any]:
         """As the API takes it."""
@@ -41,6 +42,8 @@ class Wish:
             body["autoResume"] = {"enabled": True}
         if self.pause_when_idle is not None:
             body["pauseWhenIdle"] = self.pause_when_idle
+        if self.disk_mb is not None:
+            body["diskSizeMB"] = self.disk_mb
         if self.limits:
             body["limits"] = {name: int(value) for name, value in self.limits.items()}
         if self.timeout_s is not None:
@@ -69,6 +72,7 @@ def creation_options(function: Function) -> Function:
             default=None,
             help="When idle and the host is short of memory, it may be paused.",
         ),
+        click.option("--disk", "disk_mb", type=click.IntRange(1), metavar="MIB", help="Size of its disk.  [default: as the template has]"),
         pairs_option("--limit", f"Limit what it may use (repeatable): {', '.join(NAMES.values())}.", "limits"),
         pairs_option("--metadata", "Attach metadata (repeatable); `aenv ls --metadata` finds it.", "-m"),
         pairs_option("--env", "Set an environment variable in the sandbox (repeatable).", "-e"),

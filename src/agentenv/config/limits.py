@@ -43,6 +43,9 @@ class LimitsConfig(Section):
     killed_kept_s: int = Field(3600, ge=0, description="How long the row and log of a killed sandbox are kept, seconds.")
     vcpus_of_sandbox: int = Field(32, ge=1, le=32, description="Most virtual CPUs that a template may have.")
     memory_mb_of_sandbox: int = Field(65536, ge=128, le=65536, description="Most memory that a template may have, MiB.")
+    disk_mb_of_sandbox: int = Field(
+        65536, ge=1024, le=1048576, description="Largest disk that a build or a creation may ask for, MiB (only written blocks take space)."
+    )
     vmm_overhead_mb: int = Field(
         256, ge=64, le=4096, description="Memory that a VMM may take beyond its guest's (emulation keeps translated code there), MiB."
     )

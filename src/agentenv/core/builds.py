@@ -33,6 +33,19 @@ class BuildFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineSize:
+    """What a build asks for; None: as what it starts from has."""
+
+    vcpu_count: int | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+
+
+AS_BASE = MachineSize()
+"""As what it starts from."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuildJob:
     """One build of a template from the request to its end. Sizes that were not asked for are those of what it starts from."""
 
@@ -46,6 +59,7 @@ class BuildJob:
     updated_at_ms: int
     status: BuildStatus = "waiting"
     failure: BuildFailure | None = None
+    disk_mb: int | None = None
 
     @property
     def is_over(self) -> bool:

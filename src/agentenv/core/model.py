@@ -184,6 +184,7 @@ class RunningVm:
     pid_start_ticks: int = 0
     held_layers: tuple[str, ...] = ()
     identity: VmIdentity | None = None  # of the snapshot it was restored from, or of the host that booted it; its snapshots have the same
+    grown_disk_mb: int = 0  # the size its disk was given at its start, larger than the snapshot's; 0: the same
     needs_whole_memory: bool = False  # a capture broke off: what a VMM that tracks changes has told of them then is lost
 
     @property
@@ -298,6 +299,7 @@ class CreateRequest:
     creation: Creation | None = None
     pause_when_idle: bool | None = None
     quotas: Quotas = field(default_factory=Quotas)
+    disk_mb: int | None = None  # of its disk; None: as the template has
 
 
 def new_sandbox(request: CreateRequest, template: Template, build: Build, now_ms: int) -> Sandbox:

@@ -47,6 +47,10 @@ class Provision:
         reply = json.loads(await self._call(namespace, "look", {"owner": owner, "path": path}))
         return Place(int(reply["uid"]), int(reply["gid"]), bool(reply["isFolder"]))
 
+    async def grow_disk(self, namespace: str, size_bytes: int) -> None:
+        """Have the root file system take a disk that has that size now. Idempotent."""
+        await self._call(namespace, "disk", {"sizeBytes": size_bytes})
+
     async def make_user(self, namespace: str, name: str) -> None:
         """Make a user with a home and a group of its own, unless there is one of that name."""
         await self._call(namespace, "user", {"name": name})

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from agentenv.core import quotas
+from agentenv.core.disk_size import check_most, with_disk
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
 from agentenv.core.model import CreateRequest, Creation, Sandbox, StartOutcome, new_sandbox
@@ -28,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     """Start a sandbox from a template; returns once its guest answers."""
-    quotas.check(request.quotas, parts.config.limits.quotas)
+    _check(parts, request)
     await make_room(parts)
     template, build = resolve(parts.store, request.template)
-    admit(parts, build.machine)
-    sandbox = replace(
-        new_sandbox(request, template, build, parts.clock.now_ms()), volume_mounts=mounts.resolve(parts.volumes, request.volume_mounts)
-    )
+    machine = with_disk(build.machine, request.disk_mb, f"template {template.name}")
+    admit(parts, machine)
+    volume_mounts = mounts.resolve(parts.volumes, request.volume_mounts)
+    sandbox = replace(new_sandbox(request, template, build, parts.clock.now_ms()), machine=machine, volume_mounts=volume_mounts)
     created = await _launch_any(parts, sandbox, request.creation)
     if request.unknown_fields:
         names = ", ".join(request.unknown_fields)
@@ -48,12 +49,17 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
 
 async def create_many(parts: Parts, requests: Sequence[CreateRequest]) -> list[StartOutcome]:
     """Start several at once. An error that concerns all (no such template, no room for even one) fails the call; others are outcomes."""
-    for asked in {request.quotas for request in requests}:
-        quotas.check(asked, parts.config.limits.quotas)
-    for template in {request.template for request in requests}:
-        _, build = resolve(parts.store, template)
-        admit(parts, build.machine)
+    for request in {(request.template, request.quotas, request.disk_mb): request for request in requests}.values():
+        _check(parts, request)
+        template, build = resolve(parts.store, request.template)
+        admit(parts, with_disk(build.machine, request.disk_mb, f"template {template.name}"))
     return list(await asyncio.gather(*(outcome_of(create(parts, request)) for request in requests)))
+
+
+def _check(parts: Parts, request: CreateRequest) -> None:
+    """InvalidInput when it asks for more than this node gives to one sandbox."""
+    quotas.check(request.quotas, parts.config.limits.quotas)
+    check_most(request.disk_mb, parts.config.limits.disk_mb_of_sandbox)
 
 
 async def outcome_of(start: Awaitable[Sandbox]) -> StartOutcome:
@@ -65,12 +71,10 @@ async def outcome_of(start: Awaitable[Sandbox]) -> StartOutcome:
 
 
 async def _launch_any(parts: Parts, sandbox: Sandbox, creation: Creation | None) -> Sandbox:
-    """Wake a VM that stands ready for it, if there is one; volumes and limits of its own need a VM that is started with them."""
-    warm = (
-        None
-        if sandbox.volume_mounts or sandbox.quotas != quotas.NONE
-        else parts.shared.warm.take(sandbox.snapshot_id or "", parts.clock.monotonic_ms())
-    )
+    """Wake a VM that stands ready for it, if there is one; volumes, limits and a disk of its own need a VM that is started with them."""
+    snapshot_id = sandbox.snapshot_id or ""
+    is_plain = not sandbox.volume_mounts and sandbox.quotas == quotas.NONE and sandbox.machine == parts.store.snapshot(snapshot_id).machine
+    warm = parts.shared.warm.take(snapshot_id, parts.clock.monotonic_ms()) if is_plain else None
     if warm is None:
         return await launch(parts, sandbox, creation)
     try:
@@ -91,7 +95,8 @@ async def launch(
 ) -> Sandbox:
     """Record a new sandbox and start it from its `snapshot_id`. On failure it ends as killed, with the reason.
 
-    `cold` boots it, on a machine of the sandbox's own size; else the snapshot says how large it is. For the others see `start`.
+    `cold` boots it, on a machine of the sandbox's own size; else the snapshot says how large it is, but for the disk. For the others
+    see `start`.
     """
     sandbox_id = sandbox.sandbox_id
     began_ms = parts.clock.monotonic_ms()
@@ -100,7 +105,7 @@ async def launch(
         try:
             snapshot = parts.store.snapshot(sandbox.snapshot_id or "")
             if cold:
-                snapshot = replace(snapshot, machine=sandbox.machine)
+                snapshot = replace(snapshot, machine=replace(sandbox.machine, disk_mb=snapshot.machine.disk_mb))
             record, vm = await start(parts, sandbox, snapshot, cold=cold, clock_behind_ms=clock_behind_ms, warm=warm)
             now_ms = parts.clock.now_ms()
             running = await parts.store.transition(

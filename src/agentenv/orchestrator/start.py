@@ -19,7 +19,7 @@ from pathlib import Path
 
 from agentenv.block.client import Stack
 from agentenv.core.cleanup import Cleanup
-from agentenv.core.errors import AgentEnvError, Internal
+from agentenv.core.errors import AgentEnvError
 from agentenv.core.ids import new_run_id
 from agentenv.core.model import Machine, RunningVm, Sandbox, Snapshot
 from agentenv.core.network import OPEN
@@ -30,8 +30,10 @@ from agentenv.guest.client import GuestIdentity
 from agentenv.host.cgroup import Share
 from agentenv.host.process import ProcessId
 from agentenv.network.layout import GUEST_MAC, TAP, Slot
+from agentenv.orchestrator import disk_growth
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.serve_volumes import life, serve
+from agentenv.orchestrator.start_errors import block_server_may_end, lost_at_start
 from agentenv.orchestrator.template_service import start_again
 from agentenv.orchestrator.warm_pool import WarmVm
 from agentenv.snapshot.capture import state_file
@@ -60,7 +62,7 @@ def blank_memory_id(memory_mb: int) -> str:
     return f"mem-blank-{memory_mb}"
 
 
-def plan(parts: Parts, snapshot: Snapshot, slot: int, *, cold: bool, alone: bool = False) -> RunningVm:
+def plan(parts: Parts, snapshot: Snapshot, slot: int, *, cold: bool, alone: bool = False, grown_disk_mb: int = 0) -> RunningVm:
     """Every name that a VM started from a snapshot will use, before anything but its slot is acquired.
 
     `alone`: no other will start from that snapshot.
@@ -76,6 +78,7 @@ def plan(parts: Parts, snapshot: Snapshot, slot: int, *, cold: bool, alone: bool
         disk_layers=snapshot.disk_layers,
         upper_layer=upper,
         identity=parts.identity if cold else snapshot.identity,
+        grown_disk_mb=grown_disk_mb,
     )
 
 
@@ -104,9 +107,10 @@ async def launch_vm(
     parts: Parts, sandbox_id: str, record: RunningVm, snapshot: Snapshot, slot: Slot, *, cold: bool = False, asked: Quotas = NONE
 ) -> tuple[RunningVm, Vm]:
     """Open the stacks of `record` and start its VMM; the record with its process. What exists after a failure is for `stop`."""
+    machine = disk_growth.machine_of(record, snapshot)
     with span("stacks"):
-        memory, disk = await _open_stacks(parts, record, snapshot.machine, slot)
-    spec = vm_spec(parts, sandbox_id, record.run_id, snapshot.machine, memory, disk, slot, asked)
+        memory, disk = await _open_stacks(parts, record, machine, slot)
+    spec = vm_spec(parts, sandbox_id, record.run_id, machine, memory, disk, slot, asked)
     if cold:
         vm = await parts.vmm.boot(spec, parts.boot)
     else:
@@ -153,7 +157,8 @@ async def start(
         try:
             if warm is not None and (woken := await _wake(parts, sandbox, warm)) is not None:
                 return woken
-            return await _start(parts, sandbox, snapshot, cold, alone, clock_behind_ms)
+            with block_server_may_end(parts):
+                return await _start(parts, sandbox, snapshot, cold, alone, clock_behind_ms)
         finally:
             parts.shared.starting.release()
 
@@ -185,7 +190,8 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool,
         limits = capped(sandbox.quotas, parts.config.limits.quotas)
         slot = await parts.slots.acquire(sandbox.egress, limits.network_bytes_per_s)
     try:
-        record = plan(parts, snapshot, slot.number, cold=cold, alone=alone)
+        grown_mb = disk_growth.grown_disk_mb(sandbox, snapshot)
+        record = plan(parts, snapshot, slot.number, cold=cold, alone=alone, grown_disk_mb=grown_mb)
         await parts.store.change(sandbox_id, vm=record)
     except BaseException:
         await parts.slots.release(slot.number)
@@ -197,6 +203,7 @@ async def _start(parts: Parts, sandbox: Sandbox, snapshot: Snapshot, cold: bool,
     guest = parts.config.guest
     deadline_s = guest.boot_deadline_s if cold else guest.restore_deadline_s
     version = await _introduce(parts, sandbox, slot, vm, volume_mounts, deadline_s, cold, clock_behind_ms)
+    await disk_growth.grow(parts, record, vm, slot.namespace, cold=cold)
     if cold and version != sandbox.envd_version:  # it runs this server's agent now, not the template's
         await parts.store.change(sandbox_id, envd_version=version)
     if cold:
@@ -208,7 +215,7 @@ async def _open_stacks(parts: Parts, record: RunningVm, machine: Machine, slot: 
     lowers, upper = parts.layers.paths(record.disk_layers), parts.layers.upper(record.upper_layer)
     opened = await asyncio.gather(
         _open_memory(parts, record, machine),
-        parts.blocks.open(record.disk_stack, lowers, upper, None, "direct", owner=parts.vmm.user(slot.namespace)),
+        parts.blocks.open(record.disk_stack, lowers, upper, disk_growth.disk_bytes(record), "direct", owner=parts.vmm.user(slot.namespace)),
         return_exceptions=True,  # both to their end: an open that is still under way could come after the close that undoes it
     )
     for outcome in opened:
@@ -253,13 +260,9 @@ async def _introduce(
     )
     hello = parts.guest.initialise(slot.namespace, identity, deadline_s, boots, clock_behind_ms)
     with span("guest"):
-        version = await unless(vm.ended(), hello, _lost)
+        version = await unless(vm.ended(), hello, lost_at_start)
     parts.shared.heard_ms[sandbox.sandbox_id] = parts.clock.monotonic_ms()
     return version
-
-
-def _lost(why: str) -> Internal:
-    return Internal(f"the guest was lost while starting: {why}", "try again; if it repeats, see the server's log")
 
 
 async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentenv.core.builds import BASE_STEP, BuildFailure, BuildJob, BuildPlan, CachedStep
 from agentenv.core.clock import Clock
+from agentenv.core.disk_size import with_disk
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.model import Machine
 from agentenv.template import steps
@@ -62,8 +63,8 @@ class BuildWork:
         self._held.close()
 
     def machine(self, base: Base) -> Machine:
-        """The base's, with the sizes that were asked for."""
-        job, own = self.job, base.machine
+        """The base's, with the sizes that were asked for. InvalidInput when its disk is larger than that."""
+        job, own = self.job, with_disk(base.machine, self.job.disk_mb, base.label)
         return Machine(job.vcpu_count or own.vcpu_count, job.memory_mb or own.memory_mb, own.disk_mb)
 
     async def cached(self, key: str) -> CachedStep | None:

@@ -18,7 +18,17 @@ from typing import Protocol
 
 from agentenv.config.limits import LimitsConfig
 from agentenv.core import templates
-from agentenv.core.builds import FINAL_STEP, STEP_KINDS, BuildFailure, BuildJob, BuildPlan, CachedStep, DockerfileSource
+from agentenv.core.builds import (
+    AS_BASE,
+    FINAL_STEP,
+    STEP_KINDS,
+    BuildFailure,
+    BuildJob,
+    BuildPlan,
+    CachedStep,
+    DockerfileSource,
+    MachineSize,
+)
 from agentenv.core.clock import Clock
 from agentenv.core.errors import AgentEnvError, Conflict, InvalidInput, LimitReached, NotFound
 from agentenv.core.ids import new_build_id, new_template_id
@@ -30,6 +40,7 @@ from agentenv.store.shelf import Shelf
 from agentenv.template import build_log, steps
 from agentenv.template.build_files import BuildFiles
 from agentenv.template.build_log import BuildEntry, BuildLog
+from agentenv.template.build_size import check_size
 from agentenv.template.builder import Builder, BuildError, BuildTools
 from agentenv.template.dockerfile_build import checked
 from agentenv.template.fetching import Fetcher, FetchRules
@@ -41,7 +52,6 @@ STEPS_MAX = 1000  # each may be a layer, and a request names them all
 UNFINISHED_MAX = 100  # requested and not over
 KEPT_MAX = 1000  # builds that are over whose status and log can still be asked for
 _START_WITHIN_MS = 24 * 3_600_000  # uploads may take hours; what is not started by then is over
-_LEAST_MEMORY_MB = 128
 _log = logging.getLogger(__name__)
 
 
@@ -126,14 +136,13 @@ class Builds:
 
     # --- what callers ask for
 
-    async def request(self, name: str, tags: Sequence[str], vcpu_count: int | None, memory_mb: int | None) -> BuildJob:
+    async def request(self, name: str, tags: Sequence[str], size: MachineSize = AS_BASE) -> BuildJob:
         """A new build of the template called `name`, which need not exist yet. InvalidInput, LimitReached."""
         wanted = parse_new_name(name)
         given = tuple(dict.fromkeys((*((wanted.tag,) if wanted.tag else ()), *(_plain_tag(tag, wanted) for tag in tags)))) or (DEFAULT_TAG,)
         if len(given) > templates.TAGS_MAX:
             raise InvalidInput(f"tags: {len(given)} tags, more than {templates.TAGS_MAX}")
-        _check_range("cpuCount", vcpu_count, range(1, self._limits.vcpus_of_sandbox + 1))
-        _check_range("memoryMB", memory_mb, range(_LEAST_MEMORY_MB, self._limits.memory_mb_of_sandbox + 1))
+        check_size(size, self._limits)
         home = templates.snapshot_home(self._store.templates(), wanted)
         await self._give_up_old()
         if sum(1 for job in self._store.builds.all() if not job.is_over) >= UNFINISHED_MAX:
@@ -142,7 +151,9 @@ class Builds:
             raise LimitReached(f"the node has {self._limits.templates} templates, its limit", "delete some, or raise limits.templates")
         now_ms = self._clock.now_ms()
         template_id = home.template_id if home is not None else self._promised_id(wanted.name) or new_template_id()
-        job = BuildJob(new_build_id(), template_id, wanted.name, given, vcpu_count, memory_mb, now_ms, now_ms)
+        job = BuildJob(
+            new_build_id(), template_id, wanted.name, given, size.vcpu_count, size.memory_mb, now_ms, now_ms, disk_mb=size.disk_mb
+        )
         await self._store.builds.put(job)
         return job
 
@@ -361,8 +372,3 @@ def _plain_tag(text: str, name: Reference) -> str:
     if full.tag is None or full.name != name.name:
         raise InvalidInput(f"tags: {text[:80]!r} is not a tag of template '{name.name}'", "give the tag alone, without a name before it")
     return full.tag
-
-
-def _check_range(field: str, value: int | None, allowed: range) -> None:
-    if value is not None and value not in allowed:
-        raise InvalidInput(f"{field}: must be {allowed.start} to {allowed.stop - 1}, not {value}")

@@ -36,6 +36,8 @@ class DiskBuild:
                 self.disk = await self._keep(key, base.context)
                 if self._machine != base.machine:
                     await self.close()
+        if self._machine.disk_mb != base.machine.disk_mb:  # what is cached after this has another disk
+            self.disk = replace(self.disk, key=self.key(["disk", self._machine.disk_mb]))
         self._first = self.disk.snapshot_id
         if base.preparation:
             await self._prepare_further(base)

@@ -59,6 +59,7 @@ class FakeDevices:
         self.has_ublk = False  # disks are devices
         self.daemon, self.gone = ProcessId(1, 0), asyncio.Event()
         self._open: dict[str, _Open] = {}
+        self._sizes: dict[Path, int] = {}  # of disks, by their layers' files
 
     def lose(self) -> None:
         """The daemon went down with its machine."""
@@ -144,9 +145,15 @@ class FakeDevices:
             for path in (upper.data, upper.index):
                 if not path.exists():
                     path.write_text("{}")
+        below_bytes = next((self._sizes[path] for path in reversed(lowers) if path in self._sizes), _SIZE_BYTES)
+        if lowers and size_bytes is not None and size_bytes < below_bytes:
+            raise InvalidInput(f"a stack of {size_bytes} bytes is smaller than its layers")
+        size_bytes = size_bytes or below_bytes
+        if upper is not None:
+            self._sizes[upper.data] = size_bytes
         is_device = self.has_ublk and (export or ("auto" if cache == "direct" else "fuse")) != "fuse"
         folder = Path("/dev") if is_device else self.mount
-        self._open[stack_id] = _Open(stack_id, lowers, upper, size_bytes or _SIZE_BYTES, cache, folder / stack_id, owner)
+        self._open[stack_id] = _Open(stack_id, lowers, upper, size_bytes, cache, folder / stack_id, owner)
         return self._open[stack_id]
 
     def seal(self, stack_id: str, fresh: Upper) -> _Open:
@@ -159,6 +166,7 @@ class FakeDevices:
             for path in (fresh.data, fresh.index):
                 path.write_text("{}")
             stack.lowers, stack.upper = (*stack.lowers, old.data), fresh
+            self._sizes[fresh.data] = stack.virtual_size_bytes
             old.index.unlink(missing_ok=True)
         return stack
 

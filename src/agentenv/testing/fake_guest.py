@@ -22,7 +22,7 @@ ENVD_VERSION = "0.6.13"
 class FakeGuest:
     """Stands in for `guest.client.GuestClient`. Points: `guest.initialise`, `guest.initialise:done`, `guest.answers`,
     `guest.freeze`, `guest.freeze:done`, `guest.thaw`, `guest.run`, `guest.execute`, `guest.execute:done`, `guest.look`,
-    `guest.provision`, `guest.provision:done`;
+    `guest.grow_disk`, `guest.grow_disk:done`, `guest.provision`, `guest.provision:done`;
     `guest.metrics` cannot fail."""
 
     def __init__(self, processes: FakeProcesses, network: FakeNetwork, clock: Clock, points: Failpoints | None = None) -> None:
@@ -167,6 +167,15 @@ class FakeProvision:
         await self._guest._points.hit("guest.look")
         self._process(namespace)
         return Place(0, 0, path in self._guest.folders)
+
+    async def grow_disk(self, namespace: str, size_bytes: int) -> None:
+        """Up to what the guest's kernel knows of. Internal when that is not what the host says."""
+        await self._guest._points.hit("guest.grow_disk")
+        process = self._process(namespace)
+        if process.seen_disk_bytes != size_bytes:
+            raise Internal(f"the guest's disk has {process.seen_disk_bytes} bytes, not {size_bytes}")
+        process.file_system_bytes = size_bytes
+        await self._guest._points.hit("guest.grow_disk:done")
 
     async def make_user(self, namespace: str, name: str) -> None:
         """A block."""

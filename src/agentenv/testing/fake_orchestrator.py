@@ -22,6 +22,7 @@ from agentenv.core import checkpoints as tree
 from agentenv.core import ids, templates
 from agentenv.core.builds import BuildJob, CachedStep, Registry
 from agentenv.core.clock import Clock, SystemClock, rfc3339
+from agentenv.core.disk_size import with_disk
 from agentenv.core.errors import (
     AgentEnvError,
     Conflict,
@@ -229,7 +230,8 @@ class FakeOrchestrator:
         template, build = administration.resolve(self._book, request.template)
         self._check_room()
         volume_mounts = mounts.resolve(self.volumes, request.volume_mounts)
-        sandbox = replace(new_sandbox(request, template, build, self.clock.now_ms()), volume_mounts=volume_mounts)
+        machine = with_disk(build.machine, request.disk_mb, f"template {template.name}")
+        sandbox = replace(new_sandbox(request, template, build, self.clock.now_ms()), machine=machine, volume_mounts=volume_mounts)
         self._sandboxes[sandbox.sandbox_id] = sandbox
         try:
             await self._work("create")

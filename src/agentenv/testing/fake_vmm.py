@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv.core.errors import Internal, NotFound
+from agentenv.core.errors import Internal, NotFound, Unavailable
 from agentenv.core.model import VmIdentity
 from agentenv.guest.client import GuestIdentity
 from agentenv.host.process import ProcessId
@@ -44,6 +44,8 @@ class FakeProcess:
     metrics_error: BaseException | None = None
     metrics_asked: int = 0
     cpu_used_percent: float = 0.0
+    seen_disk_bytes: int = 0  # the size of its disk that the guest's kernel knows, once it has been told of another one
+    file_system_bytes: int = 0  # what its root file system was made to have
     doomed: bool = False  # someone has tried to kill it, and failed
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -105,6 +107,7 @@ class FakeProcesses:
         process = FakeProcess(ProcessId(next(self._pids), next(self.ticks)), spec, self.devices, memory)
         if boots:
             process.diverged, process.unsaved = dict(disk), dict(disk)
+            process.seen_disk_bytes = self.devices.at(spec.disk).virtual_size_bytes
         self._alive[process.process.pid] = process
         for path in (spec.memory, spec.disk):
             self.devices.map(path, 1)
@@ -140,7 +143,7 @@ class FakeProcesses:
 
 
 class FakeVm:
-    """One server's handle of a VM. Points: `vm.pause`, `vm.resume`, `vm.save_state`, `vm.kill`; `vm.ended` cannot fail."""
+    """One server's handle of a VM. Points: `vm.pause`, `vm.resume`, `vm.save_state`, `vm.disk_grown`, `vm.kill`; `vm.ended` cannot fail."""
 
     def __init__(self, fake: FakeProcess, processes: FakeProcesses, points: Failpoints) -> None:
         self.fake = fake
@@ -151,6 +154,11 @@ class FakeVm:
     def writer(self) -> User | None:
         """As the machine's VMMs are."""
         return self._processes.writer
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Those that write memory themselves do not."""
+        return self.writer is None
 
     async def pause(self) -> None:
         """Stop the guest."""
@@ -165,11 +173,17 @@ class FakeVm:
         self._require_alive()
         self.fake.running, self.fake.stalled = True, False
 
+    async def disk_grown(self) -> None:
+        """Its guest sees how large the disk is."""
+        await self._points.hit("vm.disk_grown")
+        self._require_alive()
+        self.fake.seen_disk_bytes = self.fake.devices.at(self.fake.spec.disk).virtual_size_bytes
+
     async def stalled(self) -> bool:
-        """Whether a disk write failed; tests set `fake.stalled`."""
+        """Whether a disk write failed (tests set `fake.stalled`), or it was paused before one could."""
         await self._points.hit("vm.stalled")
         self._require_alive()
-        return self.fake.stalled
+        return self.fake.stalled if self.waits_for_room else not self.fake.running
 
     async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
         """Write a state file, and memory."""
@@ -209,7 +223,7 @@ class FakeVm:
 
     def _require_alive(self) -> None:
         if self.fake.gone.is_set():
-            raise Internal(f"the VMM of {self.fake.spec.name} is gone")
+            raise Unavailable(f"the VMM of {self.fake.spec.name} is gone")
 
 
 class FakeVmm:

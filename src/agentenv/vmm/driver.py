@@ -75,6 +75,11 @@ class Vm(Protocol):
         """As whom it writes its memory itself, into a file; None: what changed is found from outside, in the memory of its process."""
         ...
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether a write that finds no room on the host is kept and repeated; else it is an error in the guest."""
+        ...
+
     async def pause(self) -> None:
         """Stop the virtual CPUs and drain device I/O."""
         ...
@@ -83,8 +88,12 @@ class Vm(Protocol):
         """Let the virtual CPUs run."""
         ...
 
+    async def disk_grown(self) -> None:
+        """Tell the guest that its disk is larger than it was when its state was saved."""
+        ...
+
     async def stalled(self) -> bool:
-        """Whether the VMM stopped the VM by itself because its disk could not be written (no room on the host)."""
+        """Whether the VM stands still for want of room on the host: its VMM, or `pause`, stopped it, and no verb is at work with it."""
         ...
 
     async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
@@ -130,7 +139,7 @@ class Vmm(Protocol):
         ...
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> Vm:
-        """Start from the kernel. HostNotReady, Internal (with the VMM's last words)."""
+        """Start from the kernel. HostNotReady, Unavailable (it ended, with its last words), Internal (it refused)."""
         ...
 
     async def restore(self, spec: VmSpec, state: Path, fill: Fill | None = None) -> Vm:

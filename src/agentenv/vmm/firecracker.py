@@ -12,21 +12,29 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv.core.errors import AgentEnvError, HostNotReady, Internal, NotFound, StorageFull, Unsupported
+from agentenv.core.errors import AgentEnvError, HostNotReady, NotFound, Unsupported
 from agentenv.core.model import VmIdentity
-from agentenv.core.tasks import unless
 from agentenv.host import files, mounts, process
 from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
+from agentenv.vmm import failures
 from agentenv.vmm.driver import BootSpec, Fill, MemoryExport, MemoryFile, User, VmSpec
 from agentenv.vmm.firecracker_api import FirecrackerApi
-from agentenv.vmm.firecracker_requests import CpuTemplate, RateLimits, Request, boot_requests, load_requests, numbers, save_request
+from agentenv.vmm.firecracker_requests import (
+    CpuTemplate,
+    RateLimits,
+    Request,
+    boot_requests,
+    disk_request,
+    load_requests,
+    numbers,
+    save_request,
+)
 from agentenv.vmm.jail import CAPTURE, GROUP, Jail, inside, user_of
 
 MIN_VERSION = (1, 12)
@@ -34,7 +42,6 @@ MIN_VERSION = (1, 12)
 _START_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 120.0  # writes what changed; a disk may be slow
 _VERSION_DEADLINE_S = 10.0
-_STATE_ROOM_BYTES = 4 << 20
 _STATE_BYTES_MAX = 64 << 20
 _LOG_LINES = 5
 _POWERED_OFF = re.compile(rb"reboot: (Power down|System halted)")
@@ -88,6 +95,7 @@ class FirecrackerVm:
         self._api = FirecrackerApi(inside(pid.pid, "api.sock"))
         self._said = b""
         self._ending: asyncio.Task[None] | None = None
+        self._stands: bool | None = None  # paused; None: not known
         self._log = CappedLog(spec.work / "output", spec.work / "vmm.log", seen=self._hear)
         self._log.start()
 
@@ -103,26 +111,40 @@ class FirecrackerVm:
         return user_of(self._spec.namespace), GROUP
 
     async def configure(self, requests: Sequence[Request]) -> None:
-        """Ask for each thing in turn, once it listens. Internal, with its last words, when it ends or refuses."""
-        log = self._spec.work / "vmm.log"
-        await unless(self.ended(), self._requests(requests), lambda why: Internal(f"the VM did not start: {why}", f"see {log}"))
+        """Ask for each thing in turn, once it listens. Unavailable, with its last words, when it ends; Internal when it refuses."""
+        await failures.started(self.ended(), self._requests(requests), self._spec.work / "vmm.log")
 
     async def _requests(self, requests: Sequence[Request]) -> None:
         await self._api.wait_listening(_START_DEADLINE_S)
         for method, path, body in requests:
             await self._api.call(method, path, body, _START_DEADLINE_S)
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Firecracker passes a failed write on to the guest."""
+        return False
+
     async def pause(self) -> None:
         """Stop the virtual CPUs and drain device I/O."""
+        self._stands = None
         await self._api.call("PATCH", "/vm", {"state": "Paused"})
+        self._stands = True
 
     async def resume(self) -> None:
         """Let the virtual CPUs run."""
+        self._stands = None
         await self._api.call("PATCH", "/vm", {"state": "Resumed"})
+        self._stands = False
+
+    async def disk_grown(self) -> None:
+        """Have the disk opened again, and the guest told how large it is."""
+        await self._requests([disk_request()])
 
     async def stalled(self) -> bool:
-        """Never: Firecracker passes a failed write on to the guest."""
-        return False
+        """Whether it was paused. Firecracker itself is asked when that is not known, as after a restart of the server."""
+        if self._stands is None:
+            self._stands = (await self._api.call("GET", "/"))["state"] == "Paused"
+        return self._stands
 
     async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
         """Write device and CPU state of the paused VM to `path`, and its memory to `memory`."""
@@ -137,10 +159,7 @@ class FirecrackerVm:
                 await asyncio.shield(asyncio.to_thread(mounts.take_back, pid, CAPTURE))
             await asyncio.to_thread(files.take, made, path, _STATE_BYTES_MAX)
         except (AgentEnvError, OSError) as error:
-            path.unlink(missing_ok=True)
-            if shutil.disk_usage(path.parent).free < _STATE_ROOM_BYTES:
-                raise StorageFull("no room for the VM's state", "free some space on the node's disk; the sandbox runs on") from error
-            raise Internal(f"the VM's state could not be saved: {error}") from error
+            raise failures.failed_save(path, self.process, error) from error
 
     async def kill(self) -> None:
         """End the process and wait until it is gone."""

@@ -15,6 +15,7 @@ from agentenv.vmm.jail import CAPTURE
 Request = tuple[str, str, dict[str, Any]]
 """Method, path and body."""
 _TRACK_DIRTY_PAGES_SINCE = (1, 13)
+_REFILL_MS = 1000
 _DRIVE, _NETWORK = "root", "net"
 _BUILT_IN_TEMPLATES = ("C3", "T2", "T2A", "T2CL", "T2S")
 
@@ -86,6 +87,11 @@ def save_request(is_whole: bool) -> dict[str, Any]:
     return {"snapshot_type": "Full" if is_whole else "Diff", "snapshot_path": "/state-out", "mem_file_path": CAPTURE}
 
 
+def disk_request() -> Request:
+    """How the disk is looked at again, at the size it has now. Pure."""
+    return "PATCH", f"/drives/{_DRIVE}", {"drive_id": _DRIVE, "path_on_host": "/disk"}
+
+
 def load_requests(spec: VmSpec, version: str, limits: RateLimits) -> list[Request]:
     """How a state is loaded and set going, with this node's limits instead of those in the state. Pure."""
     tracking = "track_dirty_pages" if numbers(version) >= _TRACK_DIRTY_PAGES_SINCE else "enable_diff_snapshots"
@@ -95,26 +101,27 @@ def load_requests(spec: VmSpec, version: str, limits: RateLimits) -> list[Reques
         tracking: True,
         "network_overrides": [{"iface_id": _NETWORK, "host_dev_name": spec.tap}],
     }
-    drive, network = _drive_limits(spec, limits), _network_limits(limits)
-    limited: list[Request] = [
-        *([("PATCH", f"/drives/{_DRIVE}", {"drive_id": _DRIVE, **drive})] if drive else []),
-        *([("PATCH", f"/network-interfaces/{_NETWORK}", {"iface_id": _NETWORK, **network})] if network else []),
+    return [
+        ("PUT", "/snapshot/load", load),
+        ("PATCH", f"/drives/{_DRIVE}", {"drive_id": _DRIVE} | _drive_limits(spec, limits)),
+        ("PATCH", f"/network-interfaces/{_NETWORK}", {"iface_id": _NETWORK} | _network_limits(limits)),
+        ("PATCH", "/vm", {"state": "Resumed"}),
     ]
-    return [("PUT", "/snapshot/load", load), *limited, ("PATCH", "/vm", {"state": "Resumed"})]
 
 
 def _drive_limits(spec: VmSpec, limits: RateLimits) -> dict[str, Any]:
     """The sandbox's own, else the node's."""
     asked = spec.quotas
     found = _limiter(asked.disk_bytes_per_s or limits.disk_bytes, asked.disk_operations_per_s or limits.disk_operations)
-    return {"rate_limiter": found} if found else {}
+    return {"rate_limiter": found}
 
 
 def _network_limits(limits: RateLimits) -> dict[str, Any]:
     found = _limiter(limits.network_bytes, limits.network_packets)
-    return {"rx_rate_limiter": found, "tx_rate_limiter": found} if found else {}
+    return {"rx_rate_limiter": found, "tx_rate_limiter": found}
 
 
 def _limiter(size_bytes: int, operations: int) -> dict[str, Any]:
+    """Both buckets: one that is left out keeps what the state has of it, and one of size 0 is no limit (Firecracker's own words)."""
     buckets = {"bandwidth": size_bytes, "ops": operations}
-    return {name: {"size": size, "refill_time": 1000} for name, size in buckets.items() if size}
+    return {name: {"size": size, "refill_time": _REFILL_MS} for name, size in buckets.items()}

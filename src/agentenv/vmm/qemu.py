@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentenv.core.errors import DeadlineExceeded, Internal, NotFound, StorageFull
+from agentenv.core.errors import AgentEnvError, DeadlineExceeded, NotFound
 from agentenv.core.model import VmIdentity
 from agentenv.core.spans import span
-from agentenv.core.tasks import unless
 from agentenv.host import files, process
 from agentenv.host.capped_log import CappedLog, open_for_program
 from agentenv.host.process import ProcessId
+from agentenv.vmm import failures
 from agentenv.vmm.driver import BootSpec, Fill, MemoryExport, MemoryFile, User, VmSpec
 from agentenv.vmm.jail import user_of
 from agentenv.vmm.qmp import Qmp, QmpError
@@ -37,7 +37,6 @@ _MONITOR_DEADLINE_S = 10.0
 _START_DEADLINE_S = 30.0  # loading a state takes milliseconds; a host that is out of CPU may stretch it
 _STATUS_POLL_S = 0.001
 _NOT_YET = ("inmigrate", "prelaunch")
-_STATE_ROOM_BYTES = 4 << 20  # a device state is about 5 kB; below this much free space a failed save means a full disk
 _STATE_BYTES_MAX = 64 << 20
 _OUT = "out"
 _STATE = "state"
@@ -85,8 +84,7 @@ class QemuVm:
 
         Only then does QEMU pass on what is sent to the guest: it drops anything before.
         """
-        log = self._spec.work / "vmm.log"
-        await unless(self.ended(), self._loaded(load), lambda why: Internal(f"the VM did not start: {why}", f"see {log}"))
+        await failures.started(self.ended(), self._loaded(load), self._spec.work / "vmm.log")
 
     async def load(self, state: Path, fill: Fill) -> None:
         """Have memory filled, then the state loaded. For a QEMU that waits to be told (`-incoming defer`)."""
@@ -118,6 +116,11 @@ class QemuVm:
     async def _call(self, command: str, **arguments: object) -> object:
         return await (await self._monitor()).call(command, _MONITOR_DEADLINE_S, arguments)
 
+    @property
+    def waits_for_room(self) -> bool:
+        """QEMU stops the VM, and repeats the write when it runs again."""
+        return True
+
     async def pause(self) -> None:
         """Stop the virtual CPUs and drain device I/O."""
         await self._call("stop")
@@ -126,8 +129,13 @@ class QemuVm:
         """Let the virtual CPUs run."""
         await self._call("cont")
 
+    async def disk_grown(self) -> None:
+        """Look at the size of the disk again, and tell the guest."""
+        size_bytes = self._spec.machine.disk_mb << 20
+        await self._call("block_resize", device="root", size=size_bytes)
+
     async def stalled(self) -> bool:
-        """Whether QEMU stopped the VM because a write to its disk failed; the write is repeated when it runs again."""
+        """Whether QEMU stopped the VM because a write to its disk failed."""
         return _status(await self._call("query-status")) == "io-error"
 
     async def save_state(self, path: Path, memory: MemoryFile | None = None) -> None:
@@ -136,11 +144,8 @@ class QemuVm:
             await self._call("xen-save-devices-state", filename=f"/{_OUT}/state", live=False)
             if await asyncio.to_thread(files.take, self._spec.work / _OUT / "state", path, _STATE_BYTES_MAX) == 0:
                 raise QmpError("QEMU wrote an empty state file")
-        except (QmpError, OSError) as error:
-            path.unlink(missing_ok=True)
-            if shutil.disk_usage(path.parent).free < _STATE_ROOM_BYTES:
-                raise StorageFull("no room for the VM's state", "free some space on the node's disk; the sandbox runs on") from error
-            raise Internal(f"the VM's state could not be saved: {error}") from error
+        except (AgentEnvError, OSError) as error:
+            raise failures.failed_save(path, self.process, error) from error
 
     async def kill(self) -> None:
         """End the process and wait until it is gone."""

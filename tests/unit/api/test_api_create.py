@@ -58,6 +58,7 @@ async def test_everything_that_can_be_asked(client: httpx.AsyncClient, orchestra
         "iam": {"tokens": {}},
         "volumeMounts": [],
         "limits": {"cpuPercent": 50, "diskBytesPerSecond": 1048576, "diskOperationsPerSecond": 100, "networkBytesPerSecond": 65536},
+        "diskSizeMB": 16384,
         "surprise": 1,
     }
     reply = (await client.post(V2, json=body)).json()
@@ -65,6 +66,7 @@ async def test_everything_that_can_be_asked(client: httpx.AsyncClient, orchestra
     assert (stored.timeout_s, stored.on_timeout, stored.auto_resume) == (60, "pause", True)
     assert (stored.allow_public_traffic, stored.allow_internet_access) == (False, False)
     assert (stored.metadata, stored.env_vars) == ({"a": "b"}, {"A": "=1"})
+    assert stored.machine.disk_mb == 16384
     assert stored.quotas == Quotas(50, 1 << 20, 100, 1 << 16)
     assert reply["trafficAccessToken"] == stored.traffic_token
     assert stored.traffic_token not in (None, stored.access_token)
@@ -82,6 +84,12 @@ async def test_everything_that_can_be_asked(client: httpx.AsyncClient, orchestra
 )
 async def test_limits_that_are_none_are_refused_by_name(client: httpx.AsyncClient, limits: object, words: str):
     assert words in assert_contract_error(await client.post(V2, json={"templateID": "base", "limits": limits}), 400, "invalid_input")
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "large"])
+async def test_a_disk_size_that_is_none_is_refused_by_name(client: httpx.AsyncClient, size: object):
+    response = await client.post(V2, json={"templateID": "base", "diskSizeMB": size})
+    assert "diskSizeMB" in assert_contract_error(response, 400, "invalid_input")
 
 
 async def test_null_is_absent(client: httpx.AsyncClient, orchestrator: FakeOrchestrator):

@@ -51,6 +51,12 @@ def test_whether_an_idle_one_may_be_paused(aenv, server, words, stored):
     assert server.orchestrator.peek(aenv("start", *words).stdout.strip()).pause_when_idle is stored
 
 
+def test_a_larger_disk_is_passed_on(aenv, server):
+    made = aenv("start", "--disk", "16384")
+    assert server.orchestrator.peek(made.stdout.strip()).machine.disk_mb == 16384
+    assert aenv("start", "--disk", "0").exit_code == 2
+
+
 def test_limits_are_passed_on_or_refused_by_name(aenv, server):
     made = aenv("start", "--limit", "cpuPercent=50", "--limit", "networkBytesPerSecond=1000000")
     assert server.orchestrator.peek(made.stdout.strip()).quotas == Quotas(cpu_percent=50, network_bytes_per_s=1_000_000)

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from test_orchestrator_fail_at_step import VERBS, begin
+from process_ends import at_each_step
+from test_orchestrator_fail_at_step import VERBS
 
 from agentenv.core.errors import HostNotReady, Unavailable
 from agentenv.core.lifecycle import State
@@ -81,37 +82,10 @@ async def test_a_vm_whose_stacks_are_all_devices_goes_on(node: FakeNode, monkeyp
     assert "the block server ended and another one has taken its disk over" in await said(node, sandbox_id)
 
 
-_STEPS_MAX = 100
-
-
 @pytest.mark.parametrize("name", VERBS)
 async def test_a_verb_under_way_fails_or_works_and_nothing_is_left_between(node: FakeNode, name: str) -> None:
     """The daemon ends at each point that the verb passes."""
-    before = VERBS[name][1]
-    await node.parts.volumes.create("data")  # what the verbs of the table mount
-    for step in range(_STEPS_MAX):
-        sandbox_id = await node.create()
-        await node.orchestrator.checkpoint(sandbox_id, "start")
-        if before is State.PAUSED:
-            await node.orchestrator.pause(sandbox_id)
-        await node.quiesce()
-        task, passed = await begin(node, name, sandbox_id, step)
-        reached = len(passed) >= step and not task.done()
-        where = f"{name}: blockd killed after {passed}"
-        node.devices.kill()
-        await node.quiesce()
-        await asyncio.wait({task}, timeout=5)
-        assert task.done(), where
-        await node.quiesce()
-        assert node.problems() == [], where
-        assert node.parts.shared.troubles == {}, where
-        for row in node.parts.store.sandboxes():
-            if row.state is not State.KILLED:
-                await node.orchestrator.kill(row.sandbox_id)
-        if not reached:
-            assert step > 2
-            return
-    pytest.fail(f"{name} has more steps: raise the limit of this test")
+    await at_each_step(node, name, node.devices.kill)
 
 
 @pytest.mark.parametrize("memory", [True, False])

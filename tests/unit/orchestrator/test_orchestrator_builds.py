@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.core.builds import BuildJob, BuildPlan, Step
+from agentenv.core.builds import BuildJob, BuildPlan, MachineSize, Step
 from agentenv.core.errors import AgentEnvError, NotFound
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Page, SandboxFilter
@@ -19,7 +19,7 @@ RUN = (Step("RUN", ("first",)), Step("RUN", ("second",)))
 
 
 async def begin(node: FakeNode, *steps: Step, name: str = "mine", **plan: object) -> BuildJob:
-    job = await node.orchestrator.builds.request(name, (), None, plan.pop("memory_mb", None))
+    job = await node.orchestrator.builds.request(name, (), MachineSize(memory_mb=plan.pop("memory_mb", None)))
     plan.setdefault("from_template", "base")
     return await node.orchestrator.builds.start(job.template_id, job.build_id, BuildPlan(steps=steps, **plan))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.errors import AgentEnvError, Internal, StorageFull
+from agentenv.core.errors import AgentEnvError, Internal, StorageFull, Unavailable
 from agentenv.core.lifecycle import State
 from agentenv.testing.fake_node import FakeNode
 
@@ -39,8 +39,9 @@ async def resume(node: FakeNode, sandbox_id: str) -> None:
 
 async def fork(node: FakeNode, sandbox_id: str) -> None:
     outcomes = await node.orchestrator.fork(sandbox_id, 2, 600)
-    if any(outcome.sandbox is None for outcome in outcomes):
-        raise Internal("a child failed")
+    if failed := [outcome for outcome in outcomes if outcome.sandbox is None]:
+        is_retryable = all(outcome.error_status == Unavailable.status for outcome in failed)
+        raise (Unavailable if is_retryable else Internal)(failed[0].error_message)
 
 
 async def snapshot_disk(node: FakeNode, sandbox_id: str) -> None:

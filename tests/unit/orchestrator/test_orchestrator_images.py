@@ -381,7 +381,7 @@ async def test_what_is_built_from_an_image_shares_all_its_layers_however_many(co
     await node.start_server()
     image = await fake_image(node, "docker.io/library/tool:1", count)
     steps = tuple(Step("RUN", (f"step {number}",)) for number in range(40))
-    job = await node.orchestrator.builds.request("mine", (), None, None)
+    job = await node.orchestrator.builds.request("mine", ())
     await node.orchestrator.builds.start(job.template_id, job.build_id, BuildPlan(from_image="tool:1", steps=steps))
     settled = asyncio.ensure_future(node.orchestrator.builds.settle())
     while not settled.done():

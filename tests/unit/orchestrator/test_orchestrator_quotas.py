@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentenv.config.limits import LimitsConfig
 from agentenv.core.errors import InvalidInput
-from agentenv.core.quotas import Quotas
+from agentenv.core.quotas import NONE, Quotas
 from agentenv.host.cgroup import Share
 from agentenv.orchestrator.serve_volumes import life
 from agentenv.testing.fake_node import FakeNode
@@ -79,7 +79,8 @@ async def test_what_the_node_does_not_give_is_refused_before_anything_is_made(li
     assert limited.parts.store.sandboxes() == []
 
 
-async def test_one_with_limits_of_its_own_does_not_take_a_vm_that_stands_ready(ram_path: Path) -> None:
+@pytest.mark.parametrize("own", [{"quotas": ASKED}, {"disk_mb": 1536}, {"quotas": ASKED, "disk_mb": 1536}])
+async def test_one_with_limits_or_a_disk_of_its_own_does_not_take_a_vm_that_stands_ready(ram_path: Path, own: dict[str, Any]) -> None:
     node = FakeNode(ram_path / "node", warm=1)
     await node.start_server()
     for _ in range(2):
@@ -90,9 +91,11 @@ async def test_one_with_limits_of_its_own_does_not_take_a_vm_that_stands_ready(r
             break
         node.clock.advance_ms(5_000)
     ready = set(node.parts.shared.warm.ready)
-    limited = await node.create(quotas=ASKED)
-    assert limited not in ready
-    assert share(node, limited).quotas == replace(ASKED)
+    assert ready
+    made = await node.create(**own)
+    assert made not in ready
+    assert share(node, made).quotas == own.get("quotas", NONE)
+    assert node.process(made).spec.machine.disk_mb == own.get("disk_mb", 64)
     assert await node.create() in ready
     await node.quiesce()
     assert node.problems() == []

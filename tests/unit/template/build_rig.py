@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from agentenv.config.schema import LimitsConfig
-from agentenv.core.builds import BuildPlan, Step
+from agentenv.core.builds import BuildPlan, MachineSize, Step
 from agentenv.core.paths import NodePaths
 from agentenv.template.builds import Builds
 from agentenv.testing.fake_orchestrator import ManualClock, TemplateBook, make_template
@@ -38,8 +38,8 @@ class Rig:
         await self.builds.open()
 
     async def begin(self, *steps: Step, name: str = "mine", tags: tuple[str, ...] = (), **plan: object):
-        sizes = {size: plan.pop(size, None) for size in ("vcpu_count", "memory_mb")}
-        job = await self.builds.request(name, tags, **sizes)
+        sizes = {size: plan.pop(size, None) for size in ("vcpu_count", "memory_mb", "disk_mb")}
+        job = await self.builds.request(name, tags, MachineSize(**sizes))
         if not {"from_image", "dockerfile"} & plan.keys():
             plan.setdefault("from_template", "base")
         return await self.builds.start(job.template_id, job.build_id, BuildPlan(steps=steps, **plan))

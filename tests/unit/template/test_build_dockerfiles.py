@@ -186,7 +186,7 @@ async def test_failures_name_their_line(rig: Rig, text: str):
 
 
 async def test_what_is_refused_before_it_begins(rig: Rig):
-    job = await rig.builds.request("mine", (), None, None)
+    job = await rig.builds.request("mine", ())
     source = DockerfileSource("FROM debian\nCOPY a /a")
     plan = BuildPlan(dockerfile=source)
     for wrong, message in (

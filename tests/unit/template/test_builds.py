@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from build_rig import HASH, Rig, run, upload
 
-from agentenv.core.builds import BuildPlan, Step
+from agentenv.core.builds import BuildPlan, MachineSize, Step
 from agentenv.core.errors import AgentEnvError, Conflict, InvalidInput, LimitReached, NotFound, StorageFull, Unavailable
 from agentenv.core.model import Context, Machine, Service
 from agentenv.template import build_log, builds
@@ -19,12 +19,12 @@ from agentenv.template import build_log, builds
 
 
 async def test_a_new_name_gets_an_id_that_it_keeps(rig: Rig):
-    first = await rig.builds.request("mine", (), None, None)
-    second = await rig.builds.request("MINE:v1", ("stable", "v1", "mine:v2"), 2, 1024)
+    first = await rig.builds.request("mine", ())
+    second = await rig.builds.request("MINE:v1", ("stable", "v1", "mine:v2"), MachineSize(2, 1024))
     assert first.template_id == second.template_id
     assert first.build_id != second.build_id
     assert (first.tags, second.tags) == (("default",), ("v1", "stable", "v2"))
-    assert (await rig.builds.request("other", (), None, None)).template_id != first.template_id
+    assert (await rig.builds.request("other", ())).template_id != first.template_id
     assert (first.status, await rig.builds.entries(first)) == ("waiting", [])
 
 
@@ -42,22 +42,23 @@ async def test_a_new_name_gets_an_id_that_it_keeps(rig: Rig):
         ("mine", (), (33, None)),
         ("mine", (), (None, 127)),
         ("mine", (), (None, 1 << 20)),
+        ("mine", (), (None, None, 65537)),
     ],
 )
-async def test_requests_that_are_refused(rig: Rig, name: str, tags: tuple[str, ...], sizes: tuple[int | None, int | None]):
+async def test_requests_that_are_refused(rig: Rig, name: str, tags: tuple[str, ...], sizes: tuple[int | None, ...]):
     with pytest.raises(InvalidInput):
-        await rig.builds.request(name, tags, *sizes)
+        await rig.builds.request(name, tags, MachineSize(*sizes))
     assert rig.book.builds.all() == []
 
 
 async def test_unfinished_builds_are_bounded_and_those_never_started_end(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(builds, "UNFINISHED_MAX", 2)
-    first = await rig.builds.request("a", (), None, None)
-    await rig.builds.request("b", (), None, None)
+    first = await rig.builds.request("a", ())
+    await rig.builds.request("b", ())
     with pytest.raises(LimitReached):
-        await rig.builds.request("c", (), None, None)
+        await rig.builds.request("c", ())
     rig.clock.advance_ms(24 * 3_600_000 + 1)
-    await rig.builds.request("c", (), None, None)
+    await rig.builds.request("c", ())
     ended = rig.builds.job("a", first.build_id)
     assert (ended.status, "not started" in ended.failure.message) == ("error", True)
 
@@ -74,7 +75,7 @@ async def test_unfinished_builds_are_bounded_and_those_never_started_end(rig: Ri
     ],
 )
 async def test_plans_that_are_refused_leave_the_build_waiting(rig: Rig, plan: BuildPlan, error: type[AgentEnvError]):
-    job = await rig.builds.request("mine", (), None, None)
+    job = await rig.builds.request("mine", ())
     with pytest.raises(error):
         await rig.builds.start("mine", job.build_id, plan)
     assert rig.builds.job("mine", job.build_id).status == "waiting"
@@ -91,7 +92,7 @@ async def test_a_build_starts_once_and_only_under_its_template(rig: Rig):
 
 
 async def test_of_two_starts_at_once_one_is_refused(rig: Rig):
-    job = await rig.builds.request("mine", (), None, None)
+    job = await rig.builds.request("mine", ())
     plan = BuildPlan(from_template="base")
     outcomes = await asyncio.gather(*(rig.builds.start("mine", job.build_id, plan) for _ in range(3)), return_exceptions=True)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["BuildJob", "Conflict", "Conflict"]
@@ -99,7 +100,7 @@ async def test_of_two_starts_at_once_one_is_refused(rig: Rig):
 
 
 async def test_a_start_that_cannot_be_recorded_or_logged_can_be_repeated(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    job = await rig.builds.request("mine", (), None, None)
+    job = await rig.builds.request("mine", ())
     plan = BuildPlan(from_template="base")
 
     async def full(_job: object) -> None:
@@ -157,6 +158,22 @@ async def test_the_machine_is_the_one_asked_for_else_the_bases(rig: Rig):
     large = Machine(2, 1024, 8192)
     assert [(machine, cold) for _, machine, cold in rig.workshop.opened] == [(large, True), (large, True)]
     assert rig.template().builds[0].machine == large
+
+
+async def test_a_larger_disk_is_another_disk_from_the_first_step_on(rig: Rig):
+    for disk_mb in (None, 16384, 32768, 16384):
+        rig.workshop.opened.clear()
+        await rig.build(run("x"), disk_mb=disk_mb)
+        assert rig.template().builds[0].machine == Machine(1, 512, disk_mb or 8192)
+        assert rig.workshop.opened[-1][1].disk_mb == (disk_mb or 8192)
+    assert len(rig.workshop.opened) == 1  # the last one had its step cached, and only booted
+
+
+async def test_a_disk_smaller_than_the_bases_fails_with_a_word(rig: Rig):
+    job = await rig.build(run("x"), disk_mb=8191)
+    assert (job.status, job.failure.step) == ("error", "base")
+    assert "diskSizeMB: 8191 is less than the 8192 of template base" in job.failure.message
+    rig.assert_rests()
 
 
 async def test_a_template_hands_on_what_it_has(rig: Rig):
@@ -442,7 +459,7 @@ async def test_a_newer_build_of_the_same_tag_ends_the_older(rig: Rig):
 
 
 async def test_giving_up_ends_what_waits_and_what_goes_on(rig: Rig):
-    waiting = await rig.builds.request("mine", ("a",), None, None)
+    waiting = await rig.builds.request("mine", ("a",))
     at_once = await rig.begin(run("never begun"), tags=("b",))
     await rig.builds.give_up(rig.builds.unfinished("mine"), "it was deleted")
     with rig.workshop.hold("slow") as reached:
@@ -461,8 +478,8 @@ async def test_a_server_that_is_killed_or_stopped(rig: Rig):
         stopped = await rig.begin(run("slow"))
         await reached.wait()
         await rig.builds.close()
-    killed = await rig.builds.request("killed", (), None, None)
-    waiting = await rig.builds.request("waiting", (), None, None)
+    killed = await rig.builds.request("killed", ())
+    waiting = await rig.builds.request("waiting", ())
     await rig.book.builds.put(builds.replace(killed, status="building"))
     await rig.restart()
     for job in (stopped, killed):

@@ -27,6 +27,7 @@ from agentenv.vmm.firecracker_requests import CpuTemplate, RateLimits, boot_requ
 SPEC = VmSpec("vm", Path("/work"), Machine(2, 256, 1024), Path("/m"), Path("/d"), "ns", "tap0", "02:00:00:00:00:01")
 BOOT = BootSpec(Path("/k"), Path("/i"), "aenv.root=/dev/vda")
 LIMITS = RateLimits(disk_bytes=1000, disk_operations=20, network_bytes=300)
+NONE = {"size": 0, "refill_time": 1000}
 SETTINGS = FirecrackerSettings(Path("/fc"), Path("/jailer"), "1.12.1", "cpu")
 
 
@@ -111,7 +112,6 @@ def test_a_boot_names_everything_by_its_place_in_the_jail() -> None:
     assert requests[-1] == ("PUT", "/actions", {"action_type": "InstanceStart"})
     text = json.dumps(requests)
     assert all(name in text for name in ('"/kernel"', '"/initramfs"', '"/disk"', "aenv.root=/dev/vda", '"Writeback"', SPEC.guest_mac))
-    assert "limiter" not in text
     assert not any(str(path) in text for path in (SPEC.work, '/k"', '/i"'))
 
 
@@ -119,7 +119,7 @@ def test_a_boot_names_everything_by_its_place_in_the_jail() -> None:
     ("version", "tracking"), [("1.12.1", "enable_diff_snapshots"), ("1.13.0", "track_dirty_pages"), ("1.14.2", "track_dirty_pages")]
 )
 def test_a_load_takes_this_sandbox_s_network_device(version: str, tracking: str) -> None:
-    load, resume = load_requests(replace(SPEC, tap="tap7"), version, RateLimits())
+    load, *_, resume = load_requests(replace(SPEC, tap="tap7"), version, RateLimits())
     assert load[:2] == ("PUT", "/snapshot/load")
     assert load[2] == {
         "snapshot_path": "/state",
@@ -132,7 +132,7 @@ def test_a_load_takes_this_sandbox_s_network_device(version: str, tracking: str)
 
 def test_limits_hold_after_a_boot_and_replace_those_of_a_state() -> None:
     disk = {"bandwidth": {"size": 1000, "refill_time": 1000}, "ops": {"size": 20, "refill_time": 1000}}
-    network = {"bandwidth": {"size": 300, "refill_time": 1000}}
+    network = {"bandwidth": {"size": 300, "refill_time": 1000}, "ops": NONE}
     booted = {path: body for _, path, body in boot_requests(SPEC, BOOT, LIMITS, CpuTemplate())}
     assert booted["/drives/root"]["rate_limiter"] == disk
     loaded = load_requests(SPEC, "1.12.1", LIMITS)
@@ -140,6 +140,17 @@ def test_limits_hold_after_a_boot_and_replace_those_of_a_state() -> None:
     assert loaded[1][2] == {"drive_id": "root", "rate_limiter": disk}
     assert loaded[2][2] == {"iface_id": "net", "rx_rate_limiter": network, "tx_rate_limiter": network}
     assert booted["/network-interfaces/net"]["tx_rate_limiter"] == network
+
+
+@pytest.mark.parametrize("quotas", [Quotas(), Quotas(disk_bytes_per_s=7), Quotas(disk_operations_per_s=9)])
+def test_what_a_sandbox_is_not_limited_in_is_set_free_of_what_its_snapshot_was(quotas: Quotas) -> None:
+    loaded = {path: body for _, path, body in load_requests(replace(SPEC, quotas=quotas), "1.12.1", RateLimits())}
+    wanted = (quotas.disk_bytes_per_s, quotas.disk_operations_per_s)
+    disk = loaded["/drives/root"]["rate_limiter"]
+    assert tuple(disk[bucket]["size"] for bucket in ("bandwidth", "ops")) == wanted
+    for direction in ("rx", "tx"):
+        assert loaded["/network-interfaces/net"][f"{direction}_rate_limiter"] == {"bandwidth": NONE, "ops": NONE}
+    assert list(loaded)[-1] == "/vm"  # before the guest runs on
 
 
 def test_a_cpu_template_is_asked_for_and_is_what_snapshots_depend_on(tmp_path: Path) -> None:
@@ -174,6 +185,13 @@ def test_the_disk_rates_of_a_sandbox_go_before_the_nodes() -> None:
     assert load_requests(spec, "1.12.1", LIMITS)[1][2]["rate_limiter"] == disk
 
 
+def _ourselves() -> ProcessId:
+    """A process that is there as long as the test is."""
+    ticks = process.start_ticks(os.getpid())
+    assert ticks is not None
+    return ProcessId(os.getpid(), ticks)
+
+
 class Saving:
     """A VM whose Firecracker is a fake, and whose jail is a folder."""
 
@@ -182,7 +200,7 @@ class Saving:
         monkeypatch.setattr(firecracker, "inside", lambda pid, name: folder / name)
         monkeypatch.setattr(mounts, "lend", lambda pid, source, target: self.lent.append(f"{source} at {target}"))
         monkeypatch.setattr(mounts, "take_back", lambda pid, target: self.lent.append(f"{target} back"))
-        self.vm = firecracker.FirecrackerVm(ProcessId(1, 1), replace(SPEC, work=folder))
+        self.vm = firecracker.FirecrackerVm(_ourselves(), replace(SPEC, work=folder))
 
 
 @pytest.mark.parametrize(("is_whole", "kind"), [(False, "Diff"), (True, "Full")])
@@ -221,6 +239,22 @@ async def test_a_save_that_fails_leaves_no_state_and_takes_the_file_back(
     assert not (tmp_path / "kept").exists()
     with pytest.raises(Unsupported):
         await saving.vm.save_state(tmp_path / "kept")
+    await saving.vm.close()
+
+
+async def test_whether_it_stands_still_is_asked_only_when_it_is_not_known(
+    firecracker_process: FakeFirecracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving = Saving(firecracker_process, tmp_path, monkeypatch)
+    await firecracker_process.start()
+    body = b'{"state":"Paused"}'
+    firecracker_process.replies = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
+    assert await saving.vm.stalled()  # a former server has done it
+    await saving.vm.resume()
+    assert not await saving.vm.stalled()
+    await saving.vm.pause()
+    assert await saving.vm.stalled()
+    assert [method for method, _, _ in firecracker_process.asked] == ["GET", "PATCH", "PATCH"]
     await saving.vm.close()
 
 

@@ -375,6 +375,19 @@ pub fn thaw(fd: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { check(libc::ioctl(fd.as_raw_fd(), FITHAW as _, 0)) }
 }
 
+/// EXT4_IOC_RESIZE_FS: lets the mounted file system of `fd` have that many blocks; no change when it has them.
+pub fn resize_ext4(fd: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
+    const EXT4_IOC_RESIZE_FS: u32 = 0x4008_6610;
+    // SAFETY: the kernel reads one u64 through the pointer.
+    unsafe {
+        check(libc::ioctl(
+            fd.as_raw_fd(),
+            EXT4_IOC_RESIZE_FS as _,
+            &raw const blocks,
+        ))
+    }
+}
+
 fn interface_request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: plain data, all zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };

@@ -29,7 +29,7 @@ from agentenv.api.views import (
     requested_build_view,
     requested_template_view,
 )
-from agentenv.core.builds import BuildJob
+from agentenv.core.builds import BuildJob, MachineSize
 from agentenv.core.errors import InvalidInput
 from agentenv.core.model import LogLevel, Machine, Template
 from agentenv.template.build_log import BuildEntry, at_least
@@ -45,14 +45,14 @@ EntryLimit = Annotated[int, Query(ge=0, le=MAX_LIMIT)]
 @router.post("/v3/templates", status_code=202, response_model=None)
 async def request(context: Context, body: Annotated[NewBuildBody, Depends(json_body(NewBuildBody))]) -> RequestedBuildView:
     """A new build of the template of that name, which need not exist yet; `start` begins it."""
-    job = await context.orchestrator.builds.request(body.wanted_name(), body.tags, body.cpu_count, body.memory_mb)
+    job = await context.orchestrator.builds.request(body.wanted_name(), body.tags, body.size())
     return requested_build_view(job, await _template(context, job))
 
 
 @router.post("/v2/templates", status_code=202, response_model=None)
 async def request_v2(context: Context, body: Annotated[NewBuildBodyV2, Depends(json_body(NewBuildBodyV2))]) -> TemplateView:
     """The older request: it names an alias and is answered with a template."""
-    job = await context.orchestrator.builds.request(body.alias, (), body.cpu_count, body.memory_mb)
+    job = await context.orchestrator.builds.request(body.alias, (), MachineSize(body.cpu_count, body.memory_mb))
     return requested_template_view(job, Machine(body.cpu_count or 0, body.memory_mb or 0, 0), await _template(context, job))
 
 

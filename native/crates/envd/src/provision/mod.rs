@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `look` | `{"owner": "user[:group]", "path"}` | `{"uid", "gid", "isFolder"}`; 400: no such user or group |
 //! | `user` | `{"name"}` | 204; the user is made if there is none of that name |
+//! | `disk` | `{"sizeBytes"}` | 204; the disk has that size now, and the root file system takes all of it |
 //! | `folder` | `{"path", "uid", "gid"}` | 204; with the folders that are missing above it |
 //! | `pack` | `{"sources": [path, ...], "root", "parents"}` | a tar archive of what the disk has of them below `root`; see `pack` |
 //! | `unpack?path=&uid=&gid=&apart=` | a tar archive | 204; what it holds is below the folder then, which is made as by `folder` |
@@ -15,6 +16,7 @@
 //! | `unmount` | see `mounts` | 204 |
 
 mod accounts;
+mod disk;
 mod facts;
 mod mounts;
 mod pack;
@@ -106,6 +108,7 @@ pub async fn handle(
     let answer = match call {
         "look" => look(body).await,
         "user" => user(body).await,
+        "disk" => grow_disk(body).await,
         "folder" => folder(body).await,
         "pack" => pack_sources(body).await,
         "unpack" => unpack_body(query, body).await,
@@ -143,6 +146,15 @@ async fn user(body: Incoming) -> Result<Response<Body>, RestError> {
     worker(move || {
         accounts::ensure(Path::new("/"), &request.name)
             .map_err(|error| failed(Path::new("/etc/passwd"), &error))?;
+        Ok(http::empty(StatusCode::NO_CONTENT))
+    })
+    .await
+}
+
+async fn grow_disk(body: Incoming) -> Result<Response<Body>, RestError> {
+    let growth: disk::Growth = http::read_json(body).await?;
+    worker(move || {
+        disk::grow(&growth).map_err(|error| failed(Path::new("/"), &error))?;
         Ok(http::empty(StatusCode::NO_CONTENT))
     })
     .await

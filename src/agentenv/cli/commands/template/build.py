@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--no-start", is_flag=True, help="Start neither ENTRYPOINT nor CMD.")
 @click.option("--cpu", type=click.IntRange(1, 32), help="Virtual CPUs.  [default: as the base has]")
 @click.option("--memory", type=click.IntRange(128, 65536), metavar="MIB", help="Memory in MiB.  [default: as the base has]")
+@click.option("--disk", type=click.IntRange(1), metavar="MIB", help="Size of the disk in MiB.  [default: as the base has]")
 @click.option("--no-cache", is_flag=True, help="Run every step, whatever is cached.")
 @click.option("--detach", "-d", is_flag=True, help="Print the build's id and leave; it goes on.")
 @json_option
@@ -112,7 +113,8 @@ def _body(found: DockerfileSource | ImageSource, upload: Upload | None, secrets:
 
 
 def _started(api: Api, upload: Upload | None, name: str, body: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    wanted = {"name": name, "tags": list(given["tags"]) or None, "cpuCount": given["cpu"], "memoryMB": given["memory"]}
+    size = {"cpuCount": given["cpu"], "memoryMB": given["memory"], "diskSizeMB": given["disk"]}
+    wanted = {"name": name, "tags": list(given["tags"]) or None, **size}
     job = api.request_build({key: value for key, value in wanted.items() if value is not None})
     if upload is not None:
         for warning in upload.dockerfile.warnings:
