@@ -1,8 +1,8 @@
-"""Heal: a VM whose disk write failed for want of room on the host stands still, unharmed; it goes on when there is room.
+"""Heal: a VM whose disk write found no room on the host, or would have, stands still, unharmed; it goes on when there is room.
 
-The VMM keeps the failed write and repeats it, so the guest sees a long pause and no error, and nothing is lost. Caches give way
-first. If that is not enough a build ends, rather than to hold what others wait for; what it had cached so far is kept.
-A volume server that has died is started again; the guest's programs wait for it meanwhile.
+Either the VMM keeps the failed write and repeats it, or `disk_watch` stopped the VM before: the guest sees a long pause and no
+error, and nothing is lost. Caches give way first. If that is not enough a build ends, rather than to hold what others wait for;
+what it had cached so far is kept. A volume server that has died is started again; the guest's programs wait for it meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
 from agentenv.orchestrator.collect import make_room, use
 from agentenv.orchestrator.delete import end
+from agentenv.orchestrator.disk_watch import reserve_bytes
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.serve_volumes import look_after
 
@@ -44,14 +45,15 @@ async def _look_after(parts: Parts, sandbox_id: str, known: set[str]) -> None:
             await look_after(parts, sandbox)
             if not await vm.stalled():
                 return
-            await make_room(parts, _ROOM_BYTES)
-            if use(parts).free_bytes < _ROOM_BYTES and sandbox.purpose == "build":
+            room_bytes = _ROOM_BYTES if vm.waits_for_room else _ROOM_BYTES + reserve_bytes(parts)
+            await make_room(parts, room_bytes)
+            if use(parts).free_bytes < room_bytes and sandbox.purpose == "build":
                 await end(parts, sandbox, "the node's disk is full: free some space, then build again")
                 return
             if sandbox_id not in known:
                 known.add(sandbox_id)
                 await note(parts, sandbox_id, "stands still: the node's disk is full; it goes on when there is room", "error")
-            if use(parts).free_bytes < _ROOM_BYTES:
+            if use(parts).free_bytes < room_bytes:
                 return
             await vm.resume()
         except AgentEnvError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from agentenv.orchestrator import block_watch, collect, evict, heal, helper_logins, memory_watch, sample, verify, warm
+from agentenv.orchestrator import block_watch, collect, disk_watch, evict, heal, helper_logins, memory_watch, sample, verify, warm
 from agentenv.orchestrator.parts import Parts
 
-_KEEPERS = (block_watch, memory_watch, evict, heal, sample, collect, warm, helper_logins)
+_KEEPERS = (block_watch, memory_watch, disk_watch, evict, heal, sample, collect, warm, helper_logins)
 
 
 def start(parts: Parts, mender: verify.Mender) -> list[asyncio.Task[None]]:
