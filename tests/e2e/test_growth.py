@@ -21,6 +21,7 @@ from agentenv.client import Sandbox
 
 _CYCLES = int(os.environ.get("AENV_CYCLES", "4"))
 _WARM_UP = 3  # what both programs allocate once
+_TOLD_EACH = 50  # cycles
 #: Whatever the number of cycles: 500 came to 5 and 0.3 once both had worked for a while, 60 to 2 and 4.
 _SERVER_MOST_MB, _BLOCKD_MOST_MB = 8.0, 8.0
 _DATABASE_MOST_KB = 1024.0
@@ -119,6 +120,9 @@ def test_cycles_leave_the_machine_as_it_was(node: Node) -> None:
     before = _measured(node)
     for number in range(_CYCLES):
         _cycle(node, number)
+        if number % _TOLD_EACH == _TOLD_EACH - 1:
+            now = _measured(node)
+            print(f"after {number + 1}: server {now['server: memory, MB']:.1f} MB, blockd {now['blockd: memory, MB']:.1f} MB", flush=True)
     after = _at_rest(node, before)
     print(f"\n{_CYCLES} cycles of 3 guests      {'before':>10} {'after':>10}")
     for what in before:
