@@ -80,7 +80,9 @@ def test_c01_no_change_is_lost_in_any_cycle(node, own):
     log, size = "", many(4, 64) << 20
     for n in range(many(4, 30)):
         own.files.write(f"f{n}", f"cycle {n}")
-        own.commands.run(f"yes {n} | head -c {size} | dd of=big bs=64K conv=notrunc status=none; echo {n} >> log; rm -f f{n - 1}")
+        own.commands.run(
+            f"yes {n} | head -c {size} | dd of=big bs=64K conv=notrunc status=none; echo {n} >> log; rm -f f{n - 1}", timeout=600
+        )
         log += f"{n}\n"
         reached = count(own)
         own.pause()
@@ -89,7 +91,7 @@ def test_c01_no_change_is_lost_in_any_cycle(node, own):
             node.up()
         own.connect(timeout=3600)
         pattern = (f"{n}\n" * (size // len(f"{n}\n") + 1))[:size].encode()
-        assert own.commands.run("md5sum < big", timeout=120).stdout.split()[0] == hashlib.md5(pattern).hexdigest(), f"in cycle {n}"
+        assert own.commands.run("md5sum < big", timeout=600).stdout.split()[0] == hashlib.md5(pattern).hexdigest(), f"in cycle {n}"
         assert (own.files.read(f"f{n}"), own.files.read("log")) == (f"cycle {n}", log)
         assert not own.files.exists(f"f{n - 1}")
         wait_beyond(own, reached)
@@ -118,14 +120,14 @@ def test_c03_every_record_that_was_told_is_there_after_a_pause(own, how):
         end = time.monotonic() + 3
         for out, _err, _pty in handle:
             told = int((out or "0").split()[-1])
-            if time.monotonic() > end:
+            if told > 10 and time.monotonic() > end:
                 break
+        assert told > 10, "the writer ended by itself"
         own.set_timeout(0) if how == "timeout" else own.pause()
         assert own.get_info().state is SandboxState.PAUSED
         own.connect(timeout=3600)
         own.commands.run("pkill -f '[w]riter.py' || true")
         records = own.files.read("records").split()
-        assert told > 10
         assert records[: told + 1] == [str(n) for n in range(told + 1)]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import layer_files
 from e2e_node import Node, remains
 from guest_programs import PATIENCE_S
 
@@ -72,9 +73,9 @@ def _measured(node: Node) -> dict[str, float]:
     there = remains(node.home, node.run)
     figures |= {what: len(there.get(what, ())) for what in ("processes", "namespaces", "links", "mounts", "tables")}
     layers = []
-    for path in (node.home / "layers").iterdir():
+    for name in layer_files(node):
         with contextlib.suppress(FileNotFoundError):  # the sweep goes on meanwhile
-            layers.append(path.stat())
+            layers.append((node.home / "layers" / name).stat())
     figures |= {
         "rules": sum(_lines("ip", "netns", "exec", line.split()[0], "nft", "list", "ruleset") for line in there.get("namespaces", ())),
         "layers": len(layers),
