@@ -5,6 +5,7 @@ A VMM that ends (killed, out of memory, its files gone with `blockd`) is no faul
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Coroutine
 from pathlib import Path
@@ -17,6 +18,14 @@ from agentenv.host.process import ProcessId
 
 _STATE_ROOM_BYTES = 4 << 20
 _END_SHOWS_S = 0.1  # until the kernel tells of the end of a process whose connections are closed already
+
+
+def why_ended(log: Path, lines: int) -> str:
+    """The reason of a VMM's end: the last so many lines of what it said, if it said something."""
+    said: list[str] = []
+    with contextlib.suppress(OSError):
+        said = log.read_text(errors="replace").strip().splitlines()
+    return f"its VMM ended: {' / '.join(said[-lines:])}" if said else "the guest powered off or its VMM was killed"
 
 
 async def started(ended: Coroutine[Any, Any, str], work: Coroutine[Any, Any, None], log: Path) -> None:

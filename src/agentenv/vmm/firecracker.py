@@ -9,7 +9,6 @@ caller's to know: after a failure it asks for all pages. Names inside the jail a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import subprocess
@@ -170,7 +169,7 @@ class FirecrackerVm:
         """Return, with a reason, when the process is gone."""
         await process.wait_ended(self.process)
         self._log.take()
-        return _last_words(self._spec.work) or "the guest powered off or its VMM was killed"
+        return failures.why_ended(self._spec.work / "vmm.log", _LOG_LINES)
 
     async def close(self) -> None:
         """Let go of the VM; it goes on."""
@@ -243,10 +242,3 @@ def _spawn(jail: Jail) -> ProcessId:
         )
     finally:
         os.close(output)
-
-
-def _last_words(work: Path) -> str:
-    with contextlib.suppress(OSError):
-        lines = (work / "vmm.log").read_text(errors="replace").strip().splitlines()
-        return f"its VMM ended: {' / '.join(lines[-_LOG_LINES:])}" if lines else ""
-    return ""

@@ -13,7 +13,6 @@ to `<work>/out`, the only folder it may change, and is taken from there as bytes
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
@@ -156,7 +155,7 @@ class QemuVm:
         """Return, with a reason, when the process is gone."""
         await process.wait_ended(self.process)
         self._log.take()
-        return _last_words(self._spec.work) or "the guest powered off or its VMM was killed"
+        return failures.why_ended(self._spec.work / "vmm.log", 1)
 
     async def close(self) -> None:
         """Close the monitor connection and stop keeping its log; the VM goes on."""
@@ -284,10 +283,3 @@ def _lend(state: Path, spec: VmSpec) -> None:
     shutil.copyfile(state, copy)
     os.chown(copy, -1, user_of(spec.namespace))
     copy.chmod(0o440)
-
-
-def _last_words(work: Path) -> str:
-    with contextlib.suppress(OSError):
-        lines = (work / "vmm.log").read_text(errors="replace").strip().splitlines()
-        return f"its VMM ended: {lines[-1]}" if lines else ""
-    return ""

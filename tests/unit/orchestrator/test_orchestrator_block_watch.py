@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from process_ends import at_each_step
 from test_orchestrator_fail_at_step import VERBS
+from warming import warmed_up
 
 from agentenv.core.errors import HostNotReady, Unavailable
 from agentenv.core.lifecycle import State
@@ -107,14 +108,7 @@ async def test_who_asks_for_what_was_lost_is_not_told_that_there_is_no_such_sand
 
 async def test_those_that_stood_ready_are_made_anew(warm_node: FakeNode) -> None:
     node = warm_node
-    for _ in range(2):
-        await node.create()
-    for _ in range(30):
-        await node.quiesce()
-        if node.parts.shared.warm.ready:
-            break
-        node.clock.advance_ms(5_000)
-    (before,) = node.parts.shared.warm.ready
+    (before,) = await warmed_up(node)
     node.devices.kill()
     for _ in range(30):
         await node.quiesce()

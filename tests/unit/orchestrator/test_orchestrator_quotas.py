@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warming import warmed_up
 
 from agentenv.config.limits import LimitsConfig
 from agentenv.core.errors import InvalidInput
@@ -83,15 +84,7 @@ async def test_what_the_node_does_not_give_is_refused_before_anything_is_made(li
 async def test_one_with_limits_or_a_disk_of_its_own_does_not_take_a_vm_that_stands_ready(ram_path: Path, own: dict[str, Any]) -> None:
     node = FakeNode(ram_path / "node", warm=1)
     await node.start_server()
-    for _ in range(2):
-        await node.create()
-    for _ in range(30):
-        await node.quiesce()
-        if node.parts.shared.warm.ready:
-            break
-        node.clock.advance_ms(5_000)
-    ready = set(node.parts.shared.warm.ready)
-    assert ready
+    ready = await warmed_up(node)
     made = await node.create(**own)
     assert made not in ready
     assert share(node, made).quotas == own.get("quotas", NONE)

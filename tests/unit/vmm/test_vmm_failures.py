@@ -42,6 +42,22 @@ def test_what_a_failed_save_is(
     assert not state.exists()
 
 
+@pytest.mark.parametrize(
+    ("said", "lines", "reason"),
+    [
+        (None, 1, "the guest powered off or its VMM was killed"),
+        ("\n", 5, "the guest powered off or its VMM was killed"),
+        ("one\ntwo\n", 1, "its VMM ended: two"),
+        ("one\ntwo\nthree\n", 2, "its VMM ended: two / three"),
+    ],
+)
+def test_why_a_vmm_has_ended(tmp_path: Path, said: str | None, lines: int, reason: str) -> None:
+    log = tmp_path / "vmm.log"
+    if said is not None:
+        log.write_text(said)
+    assert failures.why_ended(log, lines) == reason
+
+
 async def _after(seconds: float, result: str = "", error: Exception | None = None) -> str:
     await asyncio.sleep(seconds)
     if error is not None:
