@@ -36,7 +36,8 @@ async def create(parts: Parts, request: CreateRequest) -> Sandbox:
     admit(parts, machine)
     volume_mounts = mounts.resolve(parts.volumes, request.volume_mounts)
     sandbox = replace(new_sandbox(request, template, build, parts.clock.now_ms()), machine=machine, volume_mounts=volume_mounts)
-    created = await _launch_any(parts, sandbox, request.creation)
+    with parts.shared.warm.create(parts.clock):
+        created = await _launch_any(parts, sandbox, request.creation)
     if request.unknown_fields:
         names = ", ".join(request.unknown_fields)
         await note(parts, created.sandbox_id, f"fields of its creation that this node does not know were ignored: {names}", "warn")

@@ -33,7 +33,8 @@ from agentenv.vmm.driver import Vm
 _log = logging.getLogger(__name__)
 _CLOSED = addresses(NetworkSettings(), False)
 _INTERVAL_MS = 5_000
-_QUIET_MS = 200  # nobody creates: the CPU is free for what may be needed next
+_QUIET_MS = 200  # nobody creates, and the last one's first commands are through: the CPU is free for what may be needed next
+_QUIET_MOST_MS = 10_000  # on a host so slow that a create takes longer
 _RETRY_MS = 60_000  # after a failure: whatever it is, it is not worth CPU all the time
 _COMMAND_DEADLINE_S = 60.0
 
@@ -152,10 +153,14 @@ async def _try_out(parts: Parts, sandbox_id: str, namespace: str, build: Build) 
 
 
 async def _quiet(parts: Parts) -> None:
-    """Wait until nobody has created anything for a moment."""
+    """Wait until no create is under way, nor was for a moment, which is as long as the last one took: a slow host needs a longer one."""
     pool = parts.shared.warm
-    while (since_ms := parts.clock.monotonic_ms() - max((demand.last_ms for demand in pool.demand.values()), default=0.0)) < _QUIET_MS:
-        await parts.clock.sleep_ms(_QUIET_MS - since_ms)
+    while True:
+        quiet_ms = min(max(_QUIET_MS, pool.create_took_ms), _QUIET_MOST_MS)
+        left_ms = quiet_ms if pool.creating else pool.created_ms + quiet_ms - parts.clock.monotonic_ms()
+        if left_ms <= 0:
+            return
+        await parts.clock.sleep_ms(left_ms)
 
 
 async def _wait(parts: Parts, wait_ms: int) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from agentenv.core.clock import Clock
 from agentenv.core.model import Machine, RunningVm
 from agentenv.vmm.driver import Vm
 
@@ -42,6 +45,21 @@ class WarmPool:
     taken: dict[str, WarmVm] = field(default_factory=dict)
     demand: dict[str, Demand] = field(default_factory=dict)  # by snapshot
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    creating: int = 0  # creates under way
+    created_ms: float = 0.0  # when the last one ended (monotonic)
+    create_took_ms: float = 0.0  # and how long it took
+
+    @contextmanager
+    def create(self, clock: Clock) -> Iterator[None]:
+        """Count the body as a create under way."""
+        began_ms = clock.monotonic_ms()
+        self.creating += 1
+        try:
+            yield
+        finally:
+            self.creating -= 1
+            self.created_ms = clock.monotonic_ms()
+            self.create_took_ms = self.created_ms - began_ms
 
     def records(self) -> list[RunningVm]:
         """Of every VM that no sandbox has: what they use is in use."""

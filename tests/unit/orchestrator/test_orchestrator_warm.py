@@ -130,6 +130,31 @@ async def _rest_when(node: FakeNode, reached: asyncio.Event) -> None:
     await _rest(node)
 
 
+@pytest.mark.parametrize("took_ms", [40, 1_500, 4_000])
+async def test_none_is_made_while_a_create_is_under_way_nor_before_its_first_commands_are_through(node: FakeNode, took_ms: int) -> None:
+    await _used(node)
+    with node.points.hold("guest.initialise") as reached:
+        creating = asyncio.create_task(node.create())
+        await reached.wait()
+        assert await _made_within(node, took_ms) is None
+    await creating
+    quiet_ms = max(200, took_ms)
+    assert await _made_within(node, quiet_ms - 20) is None, "the machine is still busy with the one that was created"
+    assert await _made_within(node, 500) is not None
+    await _rest(node)
+    assert len(_ready(node)) == 2
+
+
+async def _made_within(node: FakeNode, wait_ms: int) -> int | None:
+    """After how many milliseconds one is being made, if any is in that time."""
+    for passed_ms in range(0, wait_ms, 20):
+        if node.parts.shared.warm.making or node.parts.shared.warm.ready:
+            return passed_ms
+        node.clock.advance_ms(20)
+        await node.turn()
+    return None
+
+
 @pytest.mark.parametrize("point", ["vm.resume", "guest.initialise", "slots.apply"])
 async def test_one_that_is_of_no_use_is_replaced_without_a_word(node: FakeNode, point: str) -> None:
     await _warmed(node)
