@@ -22,8 +22,6 @@ from typing import Any
 
 from payload import ROOT, collect, say
 
-sys.path.insert(0, str(ROOT / "tools"))
-
 RESULTS = ROOT / "lab-results"
 TEMPLATE = "lab"  # with a tag that says what it was made from
 VCPUS, MEMORY_MB = 2, 4096
@@ -57,10 +55,13 @@ def ensure_template() -> str:
     """The name of the template, which is built if there is none of these files."""
     from e2b import Template
 
+    from agentenv.vmm import qemu
+
     with tempfile.TemporaryDirectory() as work:
         template_files(Path(work) / "lab")
         files = sorted(path for path in Path(work).rglob("*") if path.is_file())
         content = b"".join(str(path.relative_to(work)).encode() + hashlib.sha256(path.read_bytes()).digest() for path in files)
+        content += Path(qemu.__file__).read_bytes()  # the machine it runs on, and its kernel's command line
         name = f"{TEMPLATE}:{hashlib.sha256(content).hexdigest()[:16]}"
         if Template.exists(name):
             return name

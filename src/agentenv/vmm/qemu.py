@@ -3,7 +3,8 @@
 Guest memory is a private mapping of `spec.memory`, whose file is never written. Device state is saved alone
 (`xen-save-devices-state`) and loaded by `-incoming file:`, after which QEMU runs the guest by itself.
 Machine options that look odd each avoid a trap: the TSC is not calibrated but told (`tsc_early_khz`, nothing can
-calibrate it under emulation), there is no PIT and no PIC, and `acpi=on` is how Debian's kernel finds virtio-mmio devices.
+calibrate it under emulation), nor watched (`tsc=reliable`: the only other clock then counts ticks, which a busy host loses, and a guest
+that doubts its TSC runs its own guests by fits and starts), there is no PIT and no PIC, and `acpi=on` is how Debian's kernel finds virtio-mmio devices.
 
 QEMU opens what it needs as root and then gives all of it up before the guest runs: a user of its own for each network namespace,
 its working folder as root directory, no program started and no privilege regained (seccomp). What it writes by itself goes
@@ -165,6 +166,11 @@ class QemuVm:
             self._qmp = None
 
 
+def clock_arguments(settings: QemuSettings) -> str:
+    """What a guest's kernel is told of its TSC: the rate, and, where it is emulated from the host's, that nothing has to watch it. Pure."""
+    return f"tsc_early_khz={settings.tsc_khz}" + (" tsc=reliable" if settings.accelerator == "tcg" else "")
+
+
 class QemuDriver:
     """Starts QEMU processes."""
 
@@ -190,7 +196,7 @@ class QemuDriver:
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> QemuVm:
         """Start from the kernel."""
-        cmdline = f"console=ttyS0 reboot=t panic=-1 quiet mitigations=off tsc_early_khz={self._settings.tsc_khz} {boot.cmdline}"
+        cmdline = f"console=ttyS0 reboot=t panic=-1 quiet mitigations=off {clock_arguments(self._settings)} {boot.cmdline}"
         start = ["-kernel", str(boot.kernel), "-initrd", str(boot.initramfs), "-append", cmdline]
         return await self._start(spec, f"file,path={spec.work / 'console.log'}" if boot.keeps_console else _CONSOLE_RING, start)
 

@@ -12,7 +12,7 @@ from agentenv.core.model import Machine
 from agentenv.core.quotas import NONE, Quotas
 from agentenv.host import netns
 from agentenv.vmm.driver import VmSpec
-from agentenv.vmm.qemu import QemuSettings, command_line
+from agentenv.vmm.qemu import QemuSettings, clock_arguments, command_line
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,11 @@ def namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def line_of(tmp_path: Path, disk: Path, namespace: str = "ns", quotas: Quotas = NONE) -> list[str]:
     spec = VmSpec("vm", tmp_path, Machine(1, 128, 1024), tmp_path / "memory", disk, namespace, "tap0", "02:00:00:00:00:01", quotas)
     return command_line(QemuSettings(("qemu",), "10.0.2", "tcg", 1, 64), spec, "ringbuf,size=65536")
+
+
+@pytest.mark.parametrize(("accelerator", "expected"), [("tcg", "tsc_early_khz=2400000 tsc=reliable"), ("kvm", "tsc_early_khz=2400000")])
+def test_only_an_emulated_tsc_is_never_doubted(accelerator: str, expected: str) -> None:
+    assert clock_arguments(QemuSettings(("qemu",), "10.0.2", accelerator, 2_400_000, 64)) == expected
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFBLK])
