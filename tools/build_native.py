@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = "x86_64-unknown-linux-gnu"
 PROGRAMS = ("blockd", "envd", "imagefs", "volumed")
+FLAGS = {"RUSTFLAGS": "-C target-feature=+crt-static"}
 FOLDER = ROOT / "src" / "agentenv" / "_bin"
 
 
@@ -25,8 +26,7 @@ def build() -> list[Path]:
     command = ["cargo", "build", "--release", "--locked", "--target", TARGET]
     for program in PROGRAMS:
         command += ["-p", program]
-    environment = os.environ | {"RUSTFLAGS": "-C target-feature=+crt-static"}
-    if subprocess.run(command, cwd=ROOT / "native", env=environment, check=False).returncode != 0:
+    if subprocess.run(command, cwd=ROOT / "native", env=os.environ | FLAGS, check=False).returncode != 0:
         sys.exit("the native programs could not be built; see cargo's messages above")
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "native" / "target"))
     FOLDER.mkdir(exist_ok=True)

@@ -44,7 +44,7 @@ def check_host() -> None:
 
 def check_ublk() -> None:
     """blockd's own tests of ublk devices: I/O, kills, limits."""
-    command = ["./blockd-tests", "devices::", "--test-threads=1", "--nocapture"]
+    command = ["./blockd-tests", "device", "--test-threads=1", "--nocapture"]
     environment = os.environ | {"BLOCKD_PROGRAM": str(HERE / "blockd"), "RUST_BACKTRACE": "0"}
     log = RESULTS / "ublk-tests.log"
     with log.open("w") as output:

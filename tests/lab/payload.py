@@ -20,7 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("inside.py", "firecracker_check.py", "qemu_check.py", "node_check.py", "figures.py")
+sys.path.insert(0, str(ROOT / "tools"))
+
+from build_native import FLAGS, TARGET  # noqa: E402 - a script of ours beside the package
+
+SCRIPTS = (
+    *("inside.py", "firecracker_check.py", "qemu_check.py", "node_check.py"),
+    *("figures.py", "figure.py", "figures_create.py", "figures_disk.py", "vmms.py"),
+)
 PYTHON = (3, 11)
 """Of Debian 12, which the lab's template is: compiled modules of what our package needs are brought from here."""
 TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pip", "websockets", "e2b-code-interpreter", "grpcio")
@@ -53,6 +60,8 @@ def collect(folder: Path, checks: Sequence[str]) -> None:
     guest(folder)
     if not checks or {"check_node", "check_figures"} & {*checks}:
         node(folder)
+    if not checks or "check_figures" in checks:
+        shutil.copy2(built(["build", "--example", "reads"], "reads"), folder / "reads")
     compile_all = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(folder / "site"), str(folder / "checkout")]
     subprocess.run(compile_all, check=False, stdout=subprocess.DEVNULL)  # takes minutes inside; templates of packages do not compile
 
@@ -60,12 +69,17 @@ def collect(folder: Path, checks: Sequence[str]) -> None:
 def blockd_tests(folder: Path) -> None:
     """The tests of blockd's devices, as a program."""
     say("build blockd's tests")
-    build = ["cargo", "test", "--locked", "--no-run", "-p", "blockd", "--test", "daemon", "--message-format=json"]
-    done = subprocess.run(build, cwd=ROOT / "native", stdout=subprocess.PIPE, text=True, check=True)
-    made = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    [tests] = [entry["executable"] for entry in made if entry.get("executable") and entry["target"]["name"] == "daemon"]
-    shutil.copy2(tests, folder / "blockd-tests")
+    shutil.copy2(built(["test", "--no-run", "--test", "daemon"], "daemon"), folder / "blockd-tests")
     subprocess.run(["strip", str(folder / "blockd-tests")], check=True)
+
+
+def built(command: Sequence[str], name: str) -> Path:
+    """The program `name` of blockd that a command of cargo builds, from what `tools/build_native.py` has built already."""
+    line = ["cargo", *command, "-p", "blockd", "--release", "--target", TARGET, "--locked", "--message-format=json"]
+    done = subprocess.run(line, cwd=ROOT / "native", env=os.environ | FLAGS, stdout=subprocess.PIPE, text=True, check=True)
+    made = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    [program] = [entry["executable"] for entry in made if entry.get("executable") and entry["target"]["name"] == name]
+    return Path(program)
 
 
 def wheel(folder: Path) -> None:

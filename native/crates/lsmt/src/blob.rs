@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -68,6 +69,12 @@ pub trait Blob: Send + Sync {
         None
     }
 
+    /// The file that has these bytes, and from which of its bytes on, if one has them as
+    /// they are.
+    fn in_file(&self, _offset: u64, _length_bytes: u64) -> Option<(BorrowedFd<'_>, u64)> {
+        None
+    }
+
     /// What was just read there proved wrong. A blob that reads from copies drops
     /// them and returns true: reading again may give other bytes.
     fn distrust(&self, _offset: u64, _length_bytes: u64) -> bool {
@@ -125,6 +132,11 @@ impl Blob for FileBlob {
         let mapping = self.mapping.get_or_init(|| Mapping::of(&self.file).ok());
         mapping.as_ref()?.part(offset, length_bytes)
     }
+
+    fn in_file(&self, offset: u64, length_bytes: u64) -> Option<(BorrowedFd<'_>, u64)> {
+        let end = offset.checked_add(length_bytes)?;
+        (end <= self.size_bytes).then(|| (self.file.as_fd(), offset))
+    }
 }
 
 /// A part of another blob. Nothing outside of it can be read.
@@ -151,6 +163,12 @@ impl Blob for Window {
         let end = offset.checked_add(length_bytes)?;
         let start = self.offset.checked_add(offset)?;
         (end <= self.size_bytes).then(|| self.inner.in_place(start, length_bytes))?
+    }
+
+    fn in_file(&self, offset: u64, length_bytes: u64) -> Option<(BorrowedFd<'_>, u64)> {
+        let end = offset.checked_add(length_bytes)?;
+        let start = self.offset.checked_add(offset)?;
+        (end <= self.size_bytes).then(|| self.inner.in_file(start, length_bytes))?
     }
 
     fn distrust(&self, offset: u64, length_bytes: u64) -> bool {

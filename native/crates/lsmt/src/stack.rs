@@ -6,6 +6,7 @@
 //! - writes that do not cover whole sectors (or what else the upper keeps as
 //!   one piece) are made alone, so two of them in one sector both survive.
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -70,6 +71,17 @@ impl InPlace {
     pub fn bytes(&self) -> Option<&[u8]> {
         let blob = self.lowers.layers.get(self.layer)?.blob();
         blob.in_place(self.file_offset, self.length_bytes)
+    }
+
+    /// The file they are in, and from which of its bytes on, if it has them as they are.
+    pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        let blob = self.lowers.layers.get(self.layer)?.blob();
+        blob.in_file(self.file_offset, self.length_bytes)
+    }
+
+    /// How many they are.
+    pub fn length_bytes(&self) -> u64 {
+        self.length_bytes
     }
 }
 

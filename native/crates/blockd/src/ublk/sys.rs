@@ -2,7 +2,9 @@
 //!
 //! The kernel writes a slot's buffer only between the moment it is given the slot and the
 //! moment it tells of a request, and reads it only while it takes an answer; in between
-//! the slot's [`Loan`] is the only way to the bytes.
+//! the slot's [`Loan`] is the only way to the bytes. An answer may have the kernel fill the
+//! buffer from a file first: that is done, or has failed, when the entries were sent, since
+//! such a read never waits.
 
 use std::fs::File;
 use std::io;
@@ -14,6 +16,7 @@ use std::time::Duration;
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{cqueue, opcode, squeue, IoUring};
+use lsmt::InPlace;
 use nix::libc;
 
 use super::abi::{control_payload, slot_command, slot_payload, Descriptor, DESCRIPTOR_BYTES};
@@ -25,6 +28,9 @@ const PAGE_BYTES: usize = 4096;
 const PR_SET_IO_FLUSHER: i32 = 57;
 /// User data of the wake-up entry; slots use their number.
 const WAKE_UP: u64 = u64::MAX;
+/// Bit of the user data of reads, beside their slot. They are told of only when they fail,
+/// and then of the answer that was to follow nothing is.
+const FILL: u64 = 1 << 32;
 
 /// One command to the control device. `buffer` is read or written by the kernel.
 ///
@@ -177,6 +183,9 @@ impl Drop for Loan {
 pub enum Event {
     /// A slot has a request.
     Request(u16),
+    /// The file could not give what a slot's request was to be answered with: it still
+    /// waits for an answer.
+    NotRead(u16),
     /// A slot will have none any more.
     Closed(u16),
     /// Somebody rang the bell.
@@ -190,6 +199,8 @@ pub struct Queue {
     descriptors: Mapping,
     buffers: Arc<Buffers>,
     depth: u16,
+    /// Whose files are named in entries that are not sent yet.
+    unsent: Vec<InPlace>,
 }
 
 impl Queue {
@@ -230,6 +241,7 @@ impl Queue {
             descriptors,
             buffers,
             depth,
+            unsent: Vec::new(),
         })
     }
 
@@ -250,21 +262,55 @@ impl Queue {
         self.push(slot_command::COMMIT_AND_FETCH, slot, result)
     }
 
-    fn push(&mut self, command: u32, slot: u16, result: i32) -> io::Result<()> {
-        let start = usize::from(slot) * self.buffers.each_bytes;
-        // SAFETY: the slot is below the depth, so this is inside the mapping.
-        let buffer = unsafe { self.buffers.memory.address.as_ptr().add(start) };
-        let entry = opcode::UringCmd16::new(Fd(self.device.as_raw_fd()), command)
-            .cmd(slot_payload(slot, result, buffer as u64))
+    /// Answers a request to read with bytes of a file, if the page cache has them all: the
+    /// kernel takes them from there, at the next wait. If it has not, that tells of
+    /// [`Event::NotRead`]. Gives the loan back when that can never be.
+    pub fn answer_from(&mut self, found: InPlace, loan: Loan) -> io::Result<Option<Loan>> {
+        let length = found.length_bytes();
+        let (Ok(count), Ok(result)) = (u32::try_from(length), i32::try_from(length)) else {
+            return Ok(Some(loan));
+        };
+        let (slot, is_inside) = (loan.slot, count as usize <= self.buffers.each_bytes);
+        let (Some((file, offset)), true) = (found.file(), is_inside) else {
+            return Ok(Some(loan));
+        };
+        let fill = opcode::Read::new(Fd(file.as_raw_fd()), self.buffer(slot), count)
+            .offset(offset)
+            .rw_flags(libc::RWF_NOWAIT)
             .build()
-            .user_data(u64::from(slot));
-        self.push_entry(&entry)
+            .flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS)
+            .user_data(FILL | u64::from(slot));
+        let answer = self.command(slot_command::COMMIT_AND_FETCH, slot, result);
+        drop(loan);
+        self.push_entries(&[fill, answer])?;
+        self.unsent.push(found);
+        Ok(None)
     }
 
-    fn push_entry(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+    fn push(&mut self, command: u32, slot: u16, result: i32) -> io::Result<()> {
+        let entry = self.command(command, slot, result);
+        self.push_entries(&[entry])
+    }
+
+    fn command(&self, command: u32, slot: u16, result: i32) -> squeue::Entry {
+        opcode::UringCmd16::new(Fd(self.device.as_raw_fd()), command)
+            .cmd(slot_payload(slot, result, self.buffer(slot) as u64))
+            .build()
+            .user_data(u64::from(slot))
+    }
+
+    fn buffer(&self, slot: u16) -> *mut u8 {
+        let start = usize::from(slot) * self.buffers.each_bytes;
+        // SAFETY: the slot is below the depth, so this is inside the mapping.
+        unsafe { self.buffers.memory.address.as_ptr().add(start) }
+    }
+
+    /// All of them are sent together, as linked ones must be.
+    fn push_entries(&mut self, entries: &[squeue::Entry]) -> io::Result<()> {
         // SAFETY: device and buffers live as long as the ring does, which is dropped first
-        // (the order of the fields), and the bell outlives the queue (see `listen`).
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
+        // (the order of the fields); the bell outlives the queue (see `listen`), and files
+        // that are read are open until their entries are sent (`unsent`).
+        while unsafe { self.ring.submission().push_multiple(entries) }.is_err() {
             self.ring.submit()?;
         }
         Ok(())
@@ -275,7 +321,7 @@ impl Queue {
         let entry = opcode::PollAdd::new(Fd(bell.as_raw_fd()), libc::POLLIN as u32)
             .build()
             .user_data(WAKE_UP);
-        self.push_entry(&entry)
+        self.push_entries(&[entry])
     }
 
     /// Sends what is prepared and waits for at least one event. Nothing within the time is
@@ -294,9 +340,13 @@ impl Queue {
             Err(error) if is_one_of(&error, &[libc::EINTR, libc::ETIME, libc::EBUSY]) => {}
             Err(error) => return Err(error),
         }
+        if self.ring.submission().is_empty() {
+            self.unsent.clear();
+        }
         for answer in self.ring.completion() {
             events.push(match answer.user_data() {
                 WAKE_UP => Event::WakeUp,
+                fill if fill & FILL != 0 => Event::NotRead(fill as u16),
                 slot if answer.result() == 0 => Event::Request(slot as u16),
                 slot => Event::Closed(slot as u16),
             });
@@ -326,12 +376,8 @@ impl Queue {
     /// Gives the memory of the buffers back to the system. Only while no request is worked
     /// on, and when the last `wait` told of none: what a buffer held is lost.
     pub fn trim(&self) {
-        if self
-            .buffers
-            .lent
-            .iter()
-            .any(|lent| lent.load(Ordering::Acquire))
-        {
+        let mut lent = self.buffers.lent.iter();
+        if !self.unsent.is_empty() || lent.any(|lent| lent.load(Ordering::Acquire)) {
             return;
         }
         let memory = &self.buffers.memory;

@@ -19,7 +19,7 @@ const BLOCK_BYTES: usize = 4096;
 /// How long a device may stand still over a kill and a start.
 const RECOVERY_WAIT: Duration = Duration::from_secs(60);
 
-fn start() -> Option<Daemon> {
+pub fn start() -> Option<Daemon> {
     if !Path::new("/dev/ublk-control").exists() {
         eprintln!("skipped: no /dev/ublk-control (modprobe ublk_drv); `make lab` has it");
         return None;
@@ -28,7 +28,7 @@ fn start() -> Option<Daemon> {
 }
 
 /// Opens a device and returns its path.
-fn open(daemon: &Daemon, id: &str, lowers: &[PathBuf], size_bytes: Option<u64>) -> PathBuf {
+pub fn open(daemon: &Daemon, id: &str, lowers: &[PathBuf], size_bytes: Option<u64>) -> PathBuf {
     let body = json!({
         "lowers": lowers,
         "upper": daemon.upper(id),
@@ -42,7 +42,7 @@ fn open(daemon: &Daemon, id: &str, lowers: &[PathBuf], size_bytes: Option<u64>) 
 }
 
 /// Past the page cache, so that every call is a request.
-fn direct(path: &Path) -> File {
+pub fn direct(path: &Path) -> File {
     let mut options = OpenOptions::new();
     options
         .read(true)

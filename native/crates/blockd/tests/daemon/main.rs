@@ -8,6 +8,7 @@
 )]
 
 mod captures;
+mod device_reads;
 mod devices;
 mod in_place;
 mod lifecycle;
