@@ -2,9 +2,9 @@
 
 Guest memory is a private mapping of `spec.memory`, whose file is never written. Device state is saved alone
 (`xen-save-devices-state`) and loaded by `-incoming file:`, after which QEMU runs the guest by itself.
-Machine options that look odd each avoid a trap: the TSC is not calibrated but told (`tsc_early_khz`, nothing can
-calibrate it under emulation), nor watched (`tsc=reliable`: the only other clock then counts ticks, which a busy host loses, and a guest
-that doubts its TSC runs its own guests by fits and starts), there is no PIT and no PIC, and `acpi=on` is how Debian's kernel finds virtio-mmio devices.
+Machine options that look odd each avoid a trap. The TSC is not calibrated but told (`tsc_early_khz`: nothing can calibrate it under
+emulation), nor watched (`tsc=reliable`: by the only other clock, which counts ticks, and a busy host loses some; a guest that doubts its
+TSC runs its own guests by fits and starts). There is no PIT and no PIC, and `acpi=on` is how Debian's kernel finds virtio-mmio devices.
 
 QEMU opens what it needs as root and then gives all of it up before the guest runs: a user of its own for each network namespace,
 its working folder as root directory, no program started and no privilege regained (seccomp). What it writes by itself goes
