@@ -51,6 +51,17 @@ def figures(here: Path, results: Path) -> None:
         keep_logs(here, results)
 
 
+def peers(here: Path, results: Path) -> None:
+    """Install the wheel, and measure it beside others of its kind. AssertionError when ours does not work."""
+    python, environment = install(here), node_environment(here)
+    arguments = [here / "peers.py", here, results, here / "home/cache/assets", python.with_name("aenv")]
+    try:
+        done = subprocess.run([python, "-u", *arguments], env=environment, timeout=SUITE_TIMEOUT_S, check=False)
+    finally:
+        keep_logs(here, results)
+    assert done.returncode == 0, "our own sandboxes did not work"
+
+
 def keep_logs(here: Path, results: Path) -> None:
     """The node's logs become results."""
     for log in (here / "home/log").glob("*.log"):

