@@ -146,7 +146,8 @@ options = dict(zip(("api_key", "api_url", "sandbox_url"), sys.argv[2:], strict=T
 def create():
     while True:
         Sandbox.create("base", timeout=20, metadata={"run": sys.argv[1]}, **options)
-        print("made one", flush=True)
+        sys.stdout.write("made one\\n")  # in one piece: print writes the end of a line by itself
+        sys.stdout.flush()
 for _ in range(2):
     threading.Thread(target=create, daemon=True).start()
 threading.Event().wait()
@@ -159,10 +160,12 @@ def test_i10_what_a_killed_client_has_made_is_found_and_ends(node: Node) -> None
     options = [node.options[name] for name in ("api_key", "api_url", "sandbox_url")]
     client = subprocess.Popen([sys.executable, "-c", CLIENT, run, *options], stdout=subprocess.PIPE, text=True)
     assert client.stdout is not None
-    made = [client.stdout.readline() for _ in range(3)]
+    try:
+        made = [client.stdout.readline() for _ in range(3)]
+    finally:
+        client.send_signal(signal.SIGKILL)
+        client.wait(30)
     assert made == ["made one\n"] * 3
-    client.send_signal(signal.SIGKILL)
-    client.wait(30)
     query = SandboxQuery(metadata={"run": run})
 
     def found() -> list[str]:

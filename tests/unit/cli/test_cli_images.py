@@ -11,8 +11,8 @@ from aenv_runner import Aenv
 from click.testing import CliRunner
 
 from agentenv.cli.main import cli
+from agentenv.core.builds import Registry
 from agentenv.core.errors import PermissionDenied
-from agentenv.image.credentials import Credentials
 from agentenv.orchestrator.verify import Verified
 from agentenv.testing.fake_workshop import make_image
 
@@ -62,7 +62,7 @@ def test_credentials_come_by_standard_input(aenv: Aenv, images):
     words = ["image", "pull", "debian", "--username", "me", "--password-stdin"]
     result = CliRunner().invoke(cli, words, env=aenv.server.environment, input="s3cret\n", prog_name="aenv")
     assert result.exit_code == 0, result.output
-    assert images.pulled_with == [Credentials("me", "s3cret")]
+    assert images.pulled_with == [Registry("registry", {"username": "me", "password": "s3cret"})]
     assert aenv("image", "pull", "debian", "--username", "me").exit_code == 2
     assert aenv("image", "pull", "debian", "--password-stdin").exit_code == 2
 
