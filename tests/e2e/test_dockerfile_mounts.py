@@ -7,15 +7,15 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from e2b import Sandbox
 from e2e_node import Node
+from http_stub import served
 
 NAME = "e2e-mounts"
 TELL = """
@@ -166,10 +166,8 @@ class Quiet(SimpleHTTPRequestHandler):
 def site(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     folder = tmp_path / "site"
     folder.mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", folder
-        server.shutdown()
+    with served(partial(Quiet, directory=str(folder))) as host:
+        yield f"http://{host}", folder
 
 
 def test_add_fetches_files_and_repositories(node: Node, project: Path, forgets: None, site: tuple[str, Path], tmp_path: Path):

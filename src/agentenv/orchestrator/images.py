@@ -71,9 +71,13 @@ class Images(ImageBook):
         InvalidInput, PermissionDenied, NotFound, Unavailable, DataCorrupt, StorageFull, HostNotReady, DeadlineExceeded.
         """
         wanted = self.parse(text)
-        name, credentials = str(wanted), await accounts.login(account, wanted.registry)
+        name = str(wanted)
         key = (name, *sorted(account.settings.items())) if account else (name,)
-        return await self._flights.join(key, lambda report: self._pull(name, credentials, report), progress)
+
+        async def pull(report: Progress) -> Image:
+            return await self._pull(name, await accounts.login(account, wanted.registry), report)
+
+        return await self._flights.join(key, pull, progress)
 
     async def bring(self, source: Path, name: str, progress: Progress = no_progress) -> Image:
         """The image in a file or folder of this machine: an OCI layout, a `docker save` archive, a root file system in one archive.

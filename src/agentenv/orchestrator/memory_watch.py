@@ -19,7 +19,7 @@ from typing import Literal
 from agentenv.config.memory import MemoryConfig
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Sandbox
+from agentenv.core.model import Machine, RunningVm, Sandbox
 from agentenv.host.memory import Memory
 from agentenv.orchestrator.parts import Parts, note
 from agentenv.orchestrator.pause import pause_held
@@ -95,16 +95,22 @@ def _tell(parts: Parts, memory: Memory, found: Level) -> None:
         parts.shared.troubles.pop(_NAME, None)
 
 
+def _running(parts: Parts) -> dict[str, tuple[RunningVm, Machine]]:
+    """Those that run now, by the life of their VM."""
+    sandboxes = parts.store.sandboxes()
+    return {s.vm.run_id: (s.vm, s.machine) for s in sandboxes if s.state is State.RUNNING and s.vm is not None}
+
+
 async def _measure(parts: Parts) -> None:
     """Keep what running VMs hold, a few at a time, those first that were not measured yet or longest ago."""
-    running = {s.vm.run_id: s for s in parts.store.sandboxes() if s.state is State.RUNNING and s.vm is not None}
+    running = _running(parts)
     held = parts.shared.held_mb
     for run_id in [run_id for run_id in held if run_id not in running]:
         del held[run_id]
     due = [*(run_id for run_id in running if run_id not in held), *held][:_MEASURED_AT_ONCE]
     for run_id in due:
-        vm, machine = running[run_id].vm, running[run_id].machine
-        mb = None if vm is None else await asyncio.to_thread(parts.host_memory.held_mb, vm.pid)
+        vm, machine = running[run_id]
+        mb = await asyncio.to_thread(parts.host_memory.held_mb, vm.pid)
         held.pop(run_id, None)
         if mb is not None:
             held[run_id] = (machine.memory_mb, mb)
@@ -155,7 +161,7 @@ class Idleness:
 
     async def look(self, parts: Parts) -> None:
         """Take note of who has used the CPU since the last look."""
-        pids = {s.vm.run_id: s.vm.pid for s in parts.store.sandboxes() if s.state is State.RUNNING and s.vm is not None}
+        pids = {run_id: vm.pid for run_id, (vm, _) in _running(parts).items()}
         read = parts.host_memory.cpu_ticks
         ticks = await asyncio.to_thread(lambda: {run_id: read(pid) for run_id, pid in pids.items()})  # a file for each thread of each VM
         now_ms, bound = parts.clock.monotonic_ms(), parts.config.memory.idle_cpu_percent

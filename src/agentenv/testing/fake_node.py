@@ -123,6 +123,15 @@ class FakeNode:
         """Kill it at whatever its tasks wait for."""
         self.points.kill()
 
+    async def stop_server(self, step_ms: int) -> None:
+        """End the newest server in order, while time goes on in steps of `step_ms`."""
+        closing = asyncio.create_task(self.orchestrator.close())
+        while not closing.done():
+            self.clock.advance_ms(step_ms)
+            await self.turn()
+        await closing
+        await self.parts.store.close()
+
     async def close(self) -> None:
         """Let go of everything; the tasks of killed servers end too."""
         for points in self._all_points:

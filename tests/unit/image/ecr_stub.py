@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from http_stub import served
 
 
 @dataclass
@@ -50,14 +50,8 @@ def serving(patch: pytest.MonkeyPatch) -> Iterator[Ecr]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    for name in ("AWS_ENDPOINT_URL_ECR", "AWS_ENDPOINT_URL_ECR_PUBLIC"):
-        patch.setenv(name, address)
-    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    try:
+    with served(Handler) as host:
+        for name in ("AWS_ENDPOINT_URL_ECR", "AWS_ENDPOINT_URL_ECR_PUBLIC"):
+            patch.setenv(name, f"http://{host}")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         yield ecr
-    finally:
-        server.shutdown()
-        server.server_close()

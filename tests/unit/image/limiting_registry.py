@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+from http_stub import served
 from image_rig import digest_of
 
 
@@ -83,13 +84,6 @@ def limiting_registry(layout: Path, **settings: object) -> Iterator[LimitingRegi
             registry.tokens[token] = left - 1
             return left > 0
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    registry.host = f"127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with served(Handler) as host:
+        registry.host = host
         yield registry
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from http_stub import served
 
 import agentenv
 
@@ -54,14 +54,9 @@ def agent_server() -> Iterator[Agent]:
         def log_message(self, *_: Any) -> None:
             """Silence."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    agent.url = f"http://127.0.0.1:{server.server_port}/envs"
-    try:
+    with served(Handler) as host:
+        agent.url = f"http://{host}/envs"
         yield agent
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class Interpreter:

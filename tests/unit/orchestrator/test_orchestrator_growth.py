@@ -46,12 +46,7 @@ async def _cycle(node: FakeNode, number: int) -> None:
 
 
 async def _restart(node: FakeNode) -> None:
-    closing = asyncio.create_task(node.orchestrator.close())
-    while not closing.done():
-        node.clock.advance_ms(250)
-        await node.turn()
-    await closing
-    await node.parts.store.close()
+    await node.stop_server(step_ms=250)
     node._servers.clear()  # what the fakes remember of former servers for their own sake
     node._all_points.clear()
     await node.start_server()

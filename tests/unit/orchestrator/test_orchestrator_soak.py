@@ -6,7 +6,6 @@ tests/e2e/test_cases_c.py does the same for minutes with real guests.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 from pathlib import Path
@@ -41,15 +40,6 @@ async def _refusal(node: FakeNode, sandbox_id: str) -> ProxyRefusal | None:
     return None
 
 
-async def _stop(node: FakeNode) -> None:
-    closing = asyncio.create_task(node.orchestrator.close())
-    while not closing.done():
-        node.clock.advance_ms(1)
-        await node.turn()
-    await closing
-    await node.parts.store.close()
-
-
 async def _reason(node: FakeNode, sandbox_id: str) -> str:
     entries = await node.orchestrator.logs(sandbox_id, LogQuery())
     return next(entry.fields["reason"] for entry in entries if entry.message == "ended")
@@ -74,7 +64,7 @@ async def test_two_hours_of_sandboxes_over_restarts(ram_path: Path) -> None:
     for step in range(_HOURS_S // _STEP_S):
         if step and step * _STEP_S % _RESTART_S == 0:
             if rng.random() < 0.5:
-                await _stop(node)
+                await node.stop_server(step_ms=1)
             else:
                 node.kill_server()
             await node.start_server()

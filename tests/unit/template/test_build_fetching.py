@@ -12,11 +12,12 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from build_rig import Rig
+from http_stub import served
 
 from agentenv.config.schema import NetworkConfig
 from agentenv.core.builds import DockerfileSource
@@ -72,10 +73,8 @@ class Site(BaseHTTPRequestHandler):
 @pytest.fixture
 def site() -> Iterator[str]:
     Site.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(Site) as host:
+        yield host
 
 
 def fetcher(folder: Path, *private: str, **more: int) -> Fetcher:
@@ -209,10 +208,8 @@ def repository(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
     subprocess.run(["git", "-C", str(bare), "update-server-info"], check=True)
     handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(bare.parent))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/repo.git", work
-        server.shutdown()
+    with served(partial(handler, directory=str(bare.parent))) as host:
+        yield f"http://{host}/repo.git", work
 
 
 def tree(fetched: Fetched) -> dict[str, str]:
