@@ -92,6 +92,8 @@ class Dispatcher:
         except OSError as error:
             if guest is None:
                 raise pages.api_down() from error
+            if isinstance(error, TimeoutError):
+                raise pages.port_silent(guest, self._settings.dial_timeout_s) from error
             if not is_unreachable(error):
                 log.warning("dialling port %d of sandbox %s failed: %s", guest.port, guest.sandbox_id, error)
             raise pages.port_not_open(guest) from error

@@ -79,8 +79,8 @@ class ProxySettings:
     """The same after the client has shut its sending side, when its death can no longer be seen by reading."""
     resolve_timeout_s: float = 120.0
     """Finding the route, which may include resuming the sandbox."""
-    dial_timeout_s: float = 5.0
-    """One connect to an upstream; it is on this host, so a slow one is a dead one."""
+    dial_timeout_s: float = 30.0
+    """One connect to an upstream. A closed port refuses at once; silence is a guest without CPU on a busy host, or a firewall in it."""
     linger_s: float = 2.0
     """After our last answer: silence of a client that has not closed yet. What it sends meanwhile is dropped."""
     linger_total_s: float = 30.0

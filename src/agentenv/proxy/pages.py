@@ -15,6 +15,7 @@ from agentenv.proxy.heads import RequestHead
 from agentenv.proxy.routes import ProxyRefusal, SandboxTarget
 
 _RETRY_SOON = (("Retry-After", "1"),)
+_NOT_OPEN = "The sandbox is running but port is not open"
 
 
 def sandbox_not_found(sandbox_id: str, state: str | None = None) -> ProxyRefusal:
@@ -25,8 +26,14 @@ def sandbox_not_found(sandbox_id: str, state: str | None = None) -> ProxyRefusal
 
 def port_not_open(target: SandboxTarget) -> ProxyRefusal:
     """The sandbox runs, nothing listens on the port (contract section 1.6)."""
-    body = {"sandboxId": target.sandbox_id, "message": "The sandbox is running but port is not open", "port": target.port, "code": 502}
+    body = {"sandboxId": target.sandbox_id, "message": _NOT_OPEN, "port": target.port, "code": 502}
     return ProxyRefusal(502, body)
+
+
+def port_silent(target: SandboxTarget, waited_s: float) -> ProxyRefusal:
+    """Nothing in the sandbox took the connection, or refused it. Clients look for the words of a closed port, so they are in it."""
+    why = f"{_NOT_OPEN}: no answer within {waited_s:g} s; a firewall in it drops connections, or it gets no CPU"
+    return ProxyRefusal(502, {"sandboxId": target.sandbox_id, "message": why, "port": target.port, "code": 502})
 
 
 def token_missing(sandbox_id: str) -> ProxyRefusal:

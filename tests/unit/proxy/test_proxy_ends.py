@@ -210,6 +210,22 @@ async def test_closed_port_is_dialled_five_times(rig):
     await client.ask(request(await rig.upstream()))
 
 
+@pytest.mark.parametrize("waits_s", [0.3, 1.2])
+async def test_silent_port_is_waited_for_and_told_apart_from_a_closed_one(rig, waits_s):
+    """A guest that gets no CPU takes no connections, as a listener whose queue is full; one dial waits for it."""
+    await rig.start(dial_timeout_s=waits_s)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        port = full.getsockname()[1]
+        client = await rig.client()
+        began = time.monotonic()
+        response = await client.ask(request(port))
+        assert waits_s <= time.monotonic() - began < waits_s + 2.0
+        assert rig.table.dials == 1
+        found = json.loads(response.body)
+        assert found["message"].startswith(f"The sandbox is running but port is not open: no answer within {waits_s:g} s")
+        assert (response.status, found["port"], response["should-retry"]) == (502, port, "false")
+
+
 async def test_port_that_opens_late_is_found(rig):
     await rig.start()
     client = await rig.client()
