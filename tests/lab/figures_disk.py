@@ -52,5 +52,5 @@ async def disk_figures(here: Path, paths: NodePaths) -> list[Figure]:
 
 def reads_per_s(here: Path, path: Path, depth: int) -> float:
     """4 KiB reads past the page cache in a second, so many under way at any time."""
-    command = [str(here / "reads"), str(path), str(depth), str(READS)]
+    command = [str(here / "reads"), "random", str(path), str(depth), str(READS)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout)
