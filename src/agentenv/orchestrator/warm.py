@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _CLOSED = addresses(NetworkSettings(), False)
 _INTERVAL_MS = 5_000
 _QUIET_MS = 200  # nobody creates, and the last one's first commands are through: the CPU is free for what may be needed next
+_QUIET_CREATES = 3  # or as long as so many creates take: a first command takes about as long as two from VMs that stand ready
 _QUIET_MOST_MS = 10_000  # on a host so slow that a create takes longer
 _RETRY_MS = 60_000  # after a failure: whatever it is, it is not worth CPU all the time
 _COMMAND_DEADLINE_S = 60.0
@@ -153,10 +154,10 @@ async def _try_out(parts: Parts, sandbox_id: str, namespace: str, build: Build) 
 
 
 async def _quiet(parts: Parts) -> None:
-    """Wait until no create is under way, nor was for a moment, which is as long as the last one took: a slow host needs a longer one."""
+    """Wait until no create is under way, nor was for a moment, which is longer where creates take long: a slow host needs a longer one."""
     pool = parts.shared.warm
     while True:
-        quiet_ms = min(max(_QUIET_MS, pool.create_took_ms), _QUIET_MOST_MS)
+        quiet_ms = min(max(_QUIET_MS, _QUIET_CREATES * pool.create_took_ms), _QUIET_MOST_MS)
         left_ms = quiet_ms if pool.creating else pool.created_ms + quiet_ms - parts.clock.monotonic_ms()
         if left_ms <= 0:
             return

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpcore
 
 from agentenv.core.errors import DeadlineExceeded, Internal, Unavailable
 
+_HEADERS: dict[bytes | str, bytes | str] = {"Host": "firecracker", "Content-Type": "application/json", "Accept": "*/*"}
 _RETRY_S = 0.002
 _MAX_NAMED_CHARS = 300
 
@@ -23,7 +25,7 @@ class FirecrackerApi:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(socket)), base_url="http://firecracker")
+        self._http = httpcore.AsyncConnectionPool(uds=str(socket), max_connections=1)
         self._turn = asyncio.Lock()
 
     async def wait_listening(self, deadline_s: float) -> None:
@@ -42,24 +44,26 @@ class FirecrackerApi:
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None, deadline_s: float = 10.0) -> Any:
         """One request. FirecrackerError when it is refused, Unavailable when nobody is there, DeadlineExceeded."""
         what = f"{method} {path}"
+        content = b"" if body is None else json.dumps(body).encode()
+        limits = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)}
         try:
             async with self._turn:
-                reply = await self._http.request(method, path, json=body, timeout=deadline_s)
-        except httpx.TimeoutException as error:
+                reply = await self._http.request(method, f"http://firecracker{path}", headers=_HEADERS, content=content, extensions=limits)
+        except httpcore.TimeoutException as error:
             raise DeadlineExceeded(f"Firecracker did not answer {what} within {deadline_s:g} s", "the host may be overloaded") from error
-        except httpx.TransportError as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise Unavailable(f"Firecracker is gone while asked for {what}: {error}") from error
-        if reply.status_code >= 300:
+        if reply.status >= 300:
             raise FirecrackerError(f"Firecracker refused {what}: {_fault(reply)[:_MAX_NAMED_CHARS]}")
-        return reply.json() if reply.content else None
+        return json.loads(reply.content) if reply.content else None
 
     async def close(self) -> None:
         """Let go of the connection."""
         await self._http.aclose()
 
 
-def _fault(reply: httpx.Response) -> str:
+def _fault(reply: httpcore.Response) -> str:
     try:
-        return str(reply.json()["fault_message"])
+        return str(json.loads(reply.content)["fault_message"])
     except (ValueError, KeyError, TypeError):
-        return reply.text
+        return reply.content.decode(errors="replace")
