@@ -43,9 +43,9 @@ _STATE = "state"
 _SECCOMP = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"  # `elevateprivileges=deny` would forbid it to give up being root
 _CONSOLE_RING = f"ringbuf,size={64 << 10}"  # bytes
 
+_MACHINE = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
 #: Emulated CPU. `max` less the widest vectors: fewer of them saved, translated and probed makes restores faster. Less fast string
 #: instructions, too: an emulator goes through those byte by byte, and kernels copy to programs four times as fast without.
-_MACHINE = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
 _TCG_CPU = "max,-avx,-avx2,-avx512f,-la57,-erms,-fsrm"
 
 
