@@ -41,8 +41,8 @@ bench: setup ## Measure against the limit, side by side; prints tables and write
 	@tools/setup.sh bench
 	@$(PY) tests/bench/run.py
 
-lab: setup ## Production path (ublk), inside a sandbox with emulated KVM; HOST=1: on this machine
-	@$(PY) tests/lab/run.py $(if $(HOST),--host)
+lab: setup ## Production path (ublk), inside a sandbox with emulated KVM; HOST=1: on this machine; CHECKS=...: some
+	@$(PY) tests/lab/run.py $(if $(HOST),--host) $(CHECKS)
 
 docs: setup ## Regenerate the pages made from code
 	$(PY) tools/gen_docs.py

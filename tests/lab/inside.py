@@ -38,7 +38,7 @@ def load_modules() -> None:
 def check_host() -> None:
     """What production needs of a host is there."""
     missing = [path for path in ("/dev/kvm", "/dev/ublk-control", "/dev/net/tun", "/dev/fuse") if not Path(path).exists()]
-    assert not missing, f"missing: {', '.join(missing)}"
+    assert not missing, f"missing: {', '.join(missing)}; `aenv doctor` names what brings them"
     print(f"    {os.uname().release}, {os.cpu_count()} CPUs, {Path('/proc/meminfo').read_text().split()[1]} kB")
 
 
