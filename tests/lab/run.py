@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,12 @@ MODULES = ("kvm_amd", "ublk_drv", "tun", "loop", "veth", "nf_tables", "nft_chain
 PACKAGES = ("nftables", "kmod", "mmdebstrap", "zstd")
 RUN_TIMEOUT_S = 7200
 SANDBOX_TIMEOUT_S = 9000
+ATTEMPTS = 2  # an emulated machine that runs VMs of its own has ended by itself once in a while
+LAST_WORDS_S = 3  # until the node has written down why
+
+
+class LabEnded(Exception):
+    """The lab's sandbox has ended under what ran in it."""
 
 
 def template_files(folder: Path) -> None:
@@ -91,8 +98,18 @@ def sandbox(template: str) -> Iterator[Any]:
 
 
 def run_inside(template: str, arguments: list[str]) -> int:
-    """Run the script in a sandbox; its exit code."""
-    from e2b import CommandExitException
+    """Run the script in a sandbox, in another one if that ends by itself; its exit code."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return run_once(template, arguments)
+        except LabEnded as error:
+            say(f"attempt {attempt + 1} of {ATTEMPTS}: the lab's own sandbox ended: {error}")
+    return 1
+
+
+def run_once(template: str, arguments: list[str]) -> int:
+    """Run the script in a sandbox; its exit code. LabEnded when that ends by itself."""
+    from e2b import CommandExitException, SandboxException
 
     with tempfile.TemporaryDirectory() as work, sandbox(template) as lab:
         collect(Path(work), [word for word in arguments if not word.startswith("-")])
@@ -113,14 +130,32 @@ def run_inside(template: str, arguments: list[str]) -> int:
             code = 0
         except CommandExitException as ended:
             code = ended.exit_code
-        finally:
-            lab.commands.run("cd /lab && tar czf results.tar.gz results", user="root", timeout=300)
-            fetched = Path(work) / "results.tar.gz"
-            fetched.write_bytes(lab.files.read("/lab/results.tar.gz", format="bytes", user="root"))
-            with tarfile.open(fetched) as tar:
-                tar.extractall(RESULTS.parent / "lab-fetched", filter="data")
-        keep(RESULTS.parent / "lab-fetched" / "results")
+        except SandboxException as error:
+            if not lab.is_running():
+                raise LabEnded(last_words(lab.sandbox_id)) from error
+            bring_back(lab, Path(work))
+            raise
+        bring_back(lab, Path(work))
     return code
+
+
+def bring_back(lab: Any, work: Path) -> None:
+    """Make what the script wrote the results of this run."""
+    lab.commands.run("cd /lab && tar czf results.tar.gz results", user="root", timeout=300)
+    fetched = work / "results.tar.gz"
+    fetched.write_bytes(lab.files.read("/lab/results.tar.gz", format="bytes", user="root"))
+    with tarfile.open(fetched) as tar:
+        tar.extractall(work / "fetched", filter="data")
+    keep(work / "fetched" / "results")
+
+
+def last_words(sandbox_id: str) -> str:
+    """The last line of a sandbox's log: why it ended."""
+    from local_node import AENV
+
+    time.sleep(LAST_WORDS_S)
+    said = subprocess.run([str(AENV), "logs", sandbox_id], capture_output=True, text=True, check=False)
+    return (said.stdout or said.stderr).strip().rpartition("\n")[2]
 
 
 def run_here(arguments: list[str]) -> int:
@@ -136,7 +171,6 @@ def keep(folder: Path) -> None:
     """Make `folder` the results of this run."""
     shutil.rmtree(RESULTS, ignore_errors=True)
     shutil.copytree(folder, RESULTS)
-    shutil.rmtree(RESULTS.parent / "lab-fetched", ignore_errors=True)
 
 
 def out(text: str) -> None:
