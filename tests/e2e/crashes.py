@@ -9,25 +9,24 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from e2e_node import Node, remains
+from test_blockd_kill import blockd_info
+
+from agentenv.host import process
 
 SETTLE_S = 60
 
 
 def vmms(node: Node) -> dict[str, int]:
-    """The process of each VMM by the id of its sandbox, from the machine itself."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if str(node.run).encode() not in b" ".join(words):
-                continue
-            for name in (word.decode() for word in words if word.startswith(b"aenv-")):
-                found[name.removeprefix("aenv-").partition(",")[0]] = int(entry.name)
-    return found
+    """The process of each VMM by the id of its sandbox, from the machine itself: whatever VMM it is, it works in a folder of its own."""
+    return {folder.name.rpartition("-")[0]: found.pid for folder, found in process.working_below(node.run / "vms").items()}
+
+
+def survives_blockd(node: Node) -> bool:
+    """Whether VMs of this node go on when blockd is killed: disk and memory are devices."""
+    return node.environment.get("AENV_VMM_DRIVER") == "firecracker" and "ublk" in blockd_info(node)["exports"]
 
 
 def kill(pid: int) -> None:

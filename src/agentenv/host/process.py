@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
+from agentenv.core.errors import DeadlineExceeded, HostNotReady, Unavailable
 from agentenv.host import netns
 from agentenv.host.cgroup import set_oom_score
 from agentenv.host.command import run_command, wait_readable
@@ -61,7 +61,7 @@ def spawn(
 
     `namespace` names a network namespace it runs in; it gets the open files `keep` under the same numbers. The child is made by vfork
     (no pre-exec code), so the cost does not grow with our memory. Blocks for about a millisecond: call it from a worker thread.
-    HostNotReady: no such program.
+    HostNotReady: no such program. Unavailable: it ended before it could be looked at.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -87,7 +87,7 @@ def spawn(
     child.returncode = 0  # the child outlives us by design: Popen must not warn about, or wait for, it
     if ticks is None:
         reap(child.pid)
-        raise Internal(f"{argv[0]} ended at once", f"see {log}")
+        raise Unavailable(f"{argv[0]} ended at once", f"it may have been killed: try again; if it repeats, see {log}")
     return ProcessId(child.pid, ticks)
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentenv.core.errors import HostNotReady, Internal
+from agentenv.core.errors import HostNotReady, Internal, Unavailable
 from agentenv.core.model import Volume
 from agentenv.core.tasks import wait_done
 from agentenv.host import files, netns, process
@@ -82,7 +82,9 @@ class VolumeServers:
         argv = [str(self._program), "--listen", f"{GATEWAY_IP}:{VOLUME_PORT}", "--exports", str(folder / "exports.json")]
         try:
             started = process.spawn([*argv, "--reserve-mb", str(self._reserve_mb)], self._log, folder, namespace, {})
-        except Internal as error:
+        except HostNotReady:  # it says why itself
+            raise
+        except Unavailable as error:
             raise _ended_at_once(self._log) from error
         self._alive[folder] = started
         _wait_until_it_listens(started, namespace, self._log)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal
+from agentenv.core.errors import DeadlineExceeded, HostNotReady, Internal, Unavailable
 from agentenv.host import process
 from agentenv.host.process import ProcessId
 
@@ -86,6 +86,16 @@ import os, signal; os.kill(os.getpid(), signal.SIGKILL)
 def test_a_program_that_cannot_start_is_named(tmp_path: Path, argv: list[str]) -> None:
     with pytest.raises(HostNotReady, match=argv[0]):
         process.spawn(argv, tmp_path / "log", tmp_path)
+
+
+@pytest.mark.parametrize("argv", [["/bin/true"], ["/bin/sh", "-c", "kill -KILL $$"]])
+def test_a_program_that_ended_before_it_was_seen_may_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+    """As by a kill under a start of a VMM: no fault of ours."""
+    monkeypatch.setattr(process, "start_ticks", lambda _pid: None)
+    with pytest.raises(Unavailable, match="ended at once") as ended:
+        process.spawn(argv, tmp_path / "log", tmp_path)
+    assert "try again" in ended.value.hint
+    assert str(tmp_path / "log") in ended.value.hint
 
 
 def test_a_missing_working_folder_is_not_taken_for_a_missing_program(tmp_path: Path) -> None:
