@@ -9,6 +9,7 @@ brings the programs under test in, runs `inside.py` there, and takes its results
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -99,25 +100,32 @@ def sandbox(template: str) -> Iterator[Any]:
 
 def run_inside(template: str, arguments: list[str]) -> int:
     """Run the script in a sandbox, in another one if that ends by itself; its exit code."""
-    for attempt in range(ATTEMPTS):
-        try:
-            return run_once(template, arguments)
-        except LabEnded as error:
-            say(f"attempt {attempt + 1} of {ATTEMPTS}: the lab's own sandbox ended: {error}")
+    with tempfile.TemporaryDirectory() as work:
+        archive = pack(Path(work), arguments)
+        for attempt in range(ATTEMPTS):
+            try:
+                return run_once(template, archive, arguments)
+            except LabEnded as error:
+                say(f"attempt {attempt + 1} of {ATTEMPTS}: the lab's own sandbox ended: {error}")
     return 1
 
 
-def run_once(template: str, arguments: list[str]) -> int:
+def pack(folder: Path, arguments: list[str]) -> Path:
+    """One archive, in `folder`, of everything that the script needs."""
+    collect(folder, [word for word in arguments if not word.startswith("-")])
+    archive = folder / "payload.tar.gz"
+    # By tar: times to the nanosecond, holes, and links stay as they are.
+    names = sorted(path.name for path in folder.iterdir())
+    command = ["tar", "--create", "--sparse", "--format=posix", "--use-compress-program=gzip -1", f"--file={archive}", *names]
+    subprocess.run(command, cwd=folder, check=True)
+    return archive
+
+
+def run_once(template: str, archive: Path, arguments: list[str]) -> int:
     """Run the script in a sandbox; its exit code. LabEnded when that ends by itself."""
     from e2b import CommandExitException, SandboxException
 
-    with tempfile.TemporaryDirectory() as work, sandbox(template) as lab:
-        collect(Path(work), [word for word in arguments if not word.startswith("-")])
-        archive = Path(work) / "payload.tar.gz"
-        # By tar: times to the nanosecond, holes, and links stay as they are.
-        names = sorted(path.name for path in Path(work).iterdir())
-        pack = ["tar", "--create", "--sparse", "--format=posix", "--use-compress-program=gzip -1", f"--file={archive}", *names]
-        subprocess.run(pack, cwd=work, check=True)
+    with sandbox(template) as lab:
         say("take the programs into the sandbox")
         with archive.open("rb") as payload:
             lab.files.write("/lab/payload.tar.gz", payload, user="root", request_timeout=RUN_TIMEOUT_S)
@@ -133,20 +141,20 @@ def run_once(template: str, arguments: list[str]) -> int:
         except SandboxException as error:
             if not lab.is_running():
                 raise LabEnded(last_words(lab.sandbox_id)) from error
-            bring_back(lab, Path(work))
+            bring_back(lab)
             raise
-        bring_back(lab, Path(work))
+        bring_back(lab)
     return code
 
 
-def bring_back(lab: Any, work: Path) -> None:
+def bring_back(lab: Any) -> None:
     """Make what the script wrote the results of this run."""
     lab.commands.run("cd /lab && tar czf results.tar.gz results", user="root", timeout=300)
-    fetched = work / "results.tar.gz"
-    fetched.write_bytes(lab.files.read("/lab/results.tar.gz", format="bytes", user="root"))
-    with tarfile.open(fetched) as tar:
-        tar.extractall(work / "fetched", filter="data")
-    keep(work / "fetched" / "results")
+    content = io.BytesIO(lab.files.read("/lab/results.tar.gz", format="bytes", user="root"))
+    with tempfile.TemporaryDirectory() as work:
+        with tarfile.open(fileobj=content) as tar:
+            tar.extractall(work, filter="data")
+        keep(Path(work) / "results")
 
 
 def last_words(sandbox_id: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import httpcore
 
 from agentenv.core import errors
+from agentenv.host.http_limits import all_within
 
 T = TypeVar("T")
 PROTOCOL = 1
@@ -252,7 +253,7 @@ class BlockClient:
         self, method: str, path: str, parse: Callable[[Any], T], body: dict[str, Any] | None = None, deadline_s: float = _DEADLINE_S
     ) -> T:
         content = b"" if body is None else json.dumps(body).encode()
-        limits = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)}
+        limits = {"timeout": all_within(deadline_s)}
         try:
             reply = await self._http.request(method, f"http://blockd{path}", headers=_HEADERS, content=content, extensions=limits)
         except httpcore.TimeoutException as error:

@@ -21,6 +21,7 @@ from agentenv.guest.commands import Command, CommandRefused, Ended, OnOutput, On
 from agentenv.guest.metrics import HEAD_MAX_BYTES, MetricsReader
 from agentenv.guest.provision import Provision, check, message_of
 from agentenv.host import netns
+from agentenv.host.http_limits import all_within
 
 ENVD_PORT = 49983
 _MAX_READ_BYTES = 65536
@@ -148,7 +149,7 @@ class GuestClient:
                         f"{self._url}/init",
                         headers={"Content-Type": "application/json"},
                         content=self._body(identity, clock_behind_ms),
-                        extensions={"timeout": _all_within(left) | ({"connect": min(left, _BOOT_CONNECT_S)} if boots else {})},
+                        extensions={"timeout": all_within(left) | ({"connect": min(left, _BOOT_CONNECT_S)} if boots else {})},
                     )
                 except httpcore.TimeoutException:
                     continue
@@ -168,7 +169,7 @@ class GuestClient:
         async with httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace), retries=0) as pool:
             while (left := end - loop.time()) > 0:
                 try:
-                    reply = await pool.request("GET", f"{self._url}/health", extensions={"timeout": _all_within(left)})
+                    reply = await pool.request("GET", f"{self._url}/health", extensions={"timeout": all_within(left)})
                 except httpcore.TimeoutException:
                     return False
                 except (httpcore.NetworkError, httpcore.ProtocolError):
@@ -191,7 +192,7 @@ class GuestClient:
     async def _hold_still(self, namespace: str, path: str, deadline_s: float) -> None:
         try:
             async with httpcore.AsyncConnectionPool(network_backend=_NamespaceBackend(namespace), retries=0) as pool:
-                reply = await pool.request("POST", f"{self._url}{path}", extensions={"timeout": _all_within(deadline_s)})
+                reply = await pool.request("POST", f"{self._url}{path}", extensions={"timeout": all_within(deadline_s)})
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise Unavailable(
                 f"the guest did not answer {path} within {deadline_s:g} s ({type(error).__name__})", "its disk may be busy; try again"
@@ -320,11 +321,6 @@ class GuestClient:
                 "volumeMounts": [{"nfs_target": target, "path": path} for target, path in identity.volume_mounts],
             }
         ).encode()
-
-
-def _all_within(deadline_s: float) -> dict[str, float]:
-    """Limits of one request of the HTTP client."""
-    return dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)
 
 
 async def _file_chunks(source: Path) -> AsyncIterator[bytes]:

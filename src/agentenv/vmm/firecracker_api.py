@@ -10,6 +10,7 @@ from typing import Any
 import httpcore
 
 from agentenv.core.errors import DeadlineExceeded, Internal, Unavailable
+from agentenv.host.http_limits import all_within
 
 _HEADERS: dict[bytes | str, bytes | str] = {"Host": "firecracker", "Content-Type": "application/json", "Accept": "*/*"}
 _RETRY_S = 0.002
@@ -45,7 +46,7 @@ class FirecrackerApi:
         """One request. FirecrackerError when it is refused, Unavailable when nobody is there, DeadlineExceeded."""
         what = f"{method} {path}"
         content = b"" if body is None else json.dumps(body).encode()
-        limits = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), deadline_s)}
+        limits = {"timeout": all_within(deadline_s)}
         try:
             async with self._turn:
                 reply = await self._http.request(method, f"http://firecracker{path}", headers=_HEADERS, content=content, extensions=limits)
