@@ -13,7 +13,7 @@ declare -A package_of=(
   [make]=make [curl]=curl [skopeo]=skopeo
 )
 if [ "${1:-}" = tests ]; then
-  package_of+=([umoci]=umoci [docker-registry]=docker-registry [htpasswd]=apache2-utils [busybox]=busybox-static [systemd-analyze]=systemd)
+  package_of+=([umoci]=umoci [docker-registry]=docker-registry [htpasswd]=apache2-utils [busybox]=busybox-static [systemd-analyze]=systemd [cpio]=cpio)
 fi
 if [ "${1:-}" = bench ]; then
   package_of+=([nginx]=nginx-light [wrk]=wrk)

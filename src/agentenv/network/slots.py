@@ -141,7 +141,9 @@ class SlotPool:
     def _refill(self) -> None:
         if self._closed:
             return
-        missing = self._wanted - len(self._ready) - sum(1 for task in self._tasks if task.get_name() == "refill")
+        # a task that has just added its slot stays in `_tasks` until the loop calls back: without done() its slot would count twice
+        coming = sum(1 for task in self._tasks if task.get_name() == "refill" and not task.done())
+        missing = self._wanted - len(self._ready) - coming
         for _ in range(missing):
             self._spawn(self._add_ready(), "refill")
 

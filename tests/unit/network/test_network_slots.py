@@ -226,6 +226,25 @@ async def test_i05_a_slot_that_cannot_be_removed_at_first_goes_later_and_young_o
     assert _on_machine(layout) == ([], [])
 
 
+async def test_the_pool_is_full_again_whenever_a_slot_is_taken(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the very moment in which one was added."""
+    monkeypatch.setattr(slots_module, "create", lambda slot, denied: None)
+    monkeypatch.setattr(slots_module, "destroy", lambda namespace, veth: None)
+    monkeypatch.setattr(netns, "exists", lambda namespace: True)
+    pool = SlotPool(layout, DENIED, ready=2)
+    await pool.open(())
+    for _ in range(200):
+        while not pool.counts()["ready"]:
+            await asyncio.sleep(0)
+        slot = await pool.acquire()
+        await pool.settle()
+        assert pool.counts() == {"ready": 2, "held": 1, "changing": 0}
+        held = [slot, await pool.acquire(), await pool.acquire()]
+        for each in held:
+            await pool.release(each.number)
+    await pool.close()
+
+
 async def test_a_ready_slot_that_somebody_removed_is_not_handed_out(layout: Layout) -> None:
     pool = SlotPool(layout, DENIED, ready=1)
     await pool.open(())
