@@ -150,7 +150,7 @@ from e2b import Sandbox
 options = dict(zip(("api_key", "api_url", "sandbox_url"), sys.argv[2:], strict=True))
 def create():
     while True:
-        Sandbox.create("base", timeout=20, metadata={"run": sys.argv[1]}, **options)
+        Sandbox.create("base", timeout=30, metadata={"run": sys.argv[1]}, **options)
         sys.stdout.write("made one\\n")  # in one piece: print writes the end of a line by itself
         sys.stdout.flush()
 for _ in range(2):
@@ -181,7 +181,7 @@ def test_i10_what_a_killed_client_has_made_is_found_and_ends(node: Node) -> None
     assert len(left) >= 3
     assert set(left) <= set(vmms(node))
     assert Sandbox.kill(left[0], **node.options)
-    end = time.monotonic() + 60  # the others' timeout is 20 s
+    end = time.monotonic() + 90  # the others' timeout is 30 s
     while found():
         assert time.monotonic() < end, "sandboxes of a client that is gone do not end"
         time.sleep(0.5)

@@ -100,6 +100,11 @@ CHECKS: tuple[Callable[[], None], ...] = (check_host, check_ublk, check_qemu, ch
 ASKED_FOR = (check_peers,)
 
 
+def chosen(names: list[str]) -> list[Callable[[], None]]:
+    """The checks of these names, in their order; without names all but those that are to be asked for."""
+    return [check for check in CHECKS if check.__name__ in names or not (names or check in ASKED_FOR)]
+
+
 def main() -> None:
     """Run the checks, or those whose names were given."""
     parser = argparse.ArgumentParser()
@@ -109,9 +114,8 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     if options.load_modules:
         load_modules()
-    wanted = [check for check in CHECKS if check.__name__ in options.checks or not (options.checks or check in ASKED_FOR)]
     outcomes: dict[str, dict[str, object]] = {}
-    for check in wanted:
+    for check in chosen(options.checks):
         print(f"--- {check.__name__}: {(check.__doc__ or '').strip()}", flush=True)
         began = time.monotonic()
         error = ""
@@ -122,7 +126,7 @@ def main() -> None:
             print(error)
         took_s = round(time.monotonic() - began, 1)
         outcomes[check.__name__] = {"passed": not error, "took_s": took_s, "error": error}
-        print(f"    {'FAILED' if error else 'ok'} in {took_s} s", flush=True)
+        print(f"    {'FAILED' if error else 'ok'}: {check.__name__} in {took_s} s", flush=True)
     (RESULTS / "outcomes.json").write_text(json.dumps(outcomes, indent=2))
     passed = sum(bool(outcome["passed"]) for outcome in outcomes.values())
     print(f"{passed} passed, {len(outcomes) - passed} failed")
