@@ -20,7 +20,7 @@ from emulated import CPU_TEMPLATE, is_emulated
 SUITE_TIMEOUT_S = 5400
 TEST_TIMEOUT_S = 600
 UP_TIMEOUT_S = 1200
-ATTEMPTS = 2
+ATTEMPTS = 3  # of a test on an emulated machine
 PASSED_BEFORE = "passed.json"  # beside this script: identifiers of tests
 OUTCOME = re.compile(r"(tests/.+?) (PASSED|FAILED|ERROR|SKIPPED)\b")
 RUN = Path("/run/agentenv-lab")
@@ -124,7 +124,7 @@ def measure(here: Path, python: Path, environment: dict[str, str], results: Path
 def run_tests(here: Path, python: Path, environment: dict[str, str], results: Path) -> None:
     """The chosen end-to-end tests, or all of them, less those that an earlier machine of this run has seen pass.
 
-    On an emulated machine what fails is tried once more, and both are told: the emulation itself breaks a VM once in a few dozens.
+    On an emulated machine what fails is tried again, and told: the emulation itself breaks a VM once in a few dozens (docs/production.md).
     """
     suite = os.environ.get("LAB_SUITE", "")
     names = ["."] if suite == "full" else suite.split(",") if suite else list(CHOSEN)
@@ -137,7 +137,7 @@ def run_tests(here: Path, python: Path, environment: dict[str, str], results: Pa
             return
         if not failed:
             break
-        print("    failed, to be tried once more: " + ", ".join(failed), flush=True)
+        print("    failed, to be tried again: " + ", ".join(failed), flush=True)
         wanted = failed
     raise AssertionError("the tests failed:\n" + "\n".join(words[-120:]))
 
