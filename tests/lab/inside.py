@@ -101,7 +101,10 @@ ASKED_FOR = (check_peers,)
 
 
 def chosen(names: list[str]) -> list[Callable[[], None]]:
-    """The checks of these names, in their order; without names all but those that are to be asked for."""
+    """The checks of these names, in their order; without names all but those to be asked for. SystemExit at an unknown one."""
+    known = [check.__name__ for check in CHECKS]
+    if unknown := set(names) - set(known):
+        sys.exit(f"there is no check {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     return [check for check in CHECKS if check.__name__ in names or not (names or check in ASKED_FOR)]
 
 

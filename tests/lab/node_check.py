@@ -162,6 +162,7 @@ def pytest_run(
         ) as run,
     ):
         limit = threading.Timer(SUITE_TIMEOUT_S, run.kill)
+        limit.daemon = True
         limit.start()
         assert run.stdout is not None
         for line in run.stdout:

@@ -212,6 +212,7 @@ def keep(folder: Path) -> None:
 def main() -> None:
     """The whole of it; exits with the script's code."""
     checks = [word for word in sys.argv[1:] if word != "--host"]
+    inside.chosen(checks)  # so that an unknown name is told before anything begins
     if "--host" in sys.argv:
         sys.exit(run_here(checks))
     from local_node import node

@@ -69,3 +69,8 @@ def test_machines_that_all_end_are_a_failure(lab: Any, monkeypatch: pytest.Monke
     given = attempts(lab, monkeypatch, [None] * lab.ATTEMPTS)
     assert lab.run_inside("lab", ["check_node"]) == 1
     assert len(given) == lab.ATTEMPTS
+
+
+def test_an_unknown_check_is_named_with_those_there_are(lab: Any) -> None:
+    with pytest.raises(SystemExit, match=r"there is no check check_nodes; there are check_host, .*check_node"):
+        lab.run_inside("lab", ["check_host", "check_nodes"])
