@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-CPU_TEMPLATE: dict[str, Any] = {
+_TEMPLATE: dict[str, Any] = {
     "cpuid_modifiers": [
         {
             "leaf": "0x40000001",  # what KVM offers its guests
@@ -27,3 +27,8 @@ CPU_TEMPLATE: dict[str, Any] = {
 def is_emulated() -> bool:
     """Whether this machine's CPU is one that QEMU emulates."""
     return "QEMU TCG CPU" in Path("/proc/cpuinfo").read_text()
+
+
+def cpu_template() -> dict[str, Any]:
+    """Firecracker's CPU template for guests of this machine; empty where none is needed."""
+    return _TEMPLATE if is_emulated() else {}

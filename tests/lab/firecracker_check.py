@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emulated import CPU_TEMPLATE, is_emulated
+from emulated import cpu_template
 
 from agentenv.block import supervisor
 from agentenv.block.client import BlockClient, Upper
@@ -241,8 +241,7 @@ async def main(here: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "run").mkdir(parents=True)
     programs = (here / "firecracker", here / "jailer")
-    template = CpuTemplate(content=CPU_TEMPLATE if is_emulated() else {})
-    settings = FirecrackerSettings(*programs, installed_version(*programs), "host", LIMITS, template)
+    settings = FirecrackerSettings(*programs, installed_version(*programs), "host", LIMITS, CpuTemplate(content=cpu_template()))
     blocks = await supervisor.ensure_running(here / "blockd", folder / "run", folder / "blockd.log")
     assert "ublk" in (await blocks.info())["exports"], await blocks.info()
     slots = SlotPool(Layout("10.150.0.0/16", "1ab0"), (), 2)
