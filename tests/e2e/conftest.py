@@ -46,6 +46,20 @@ def debian(node: Node, tmp_path: Path) -> Iterator[str]:
     node.aenv("image", "remove", name, check=False)
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A failed test does not leave its sandboxes to the next ones, which count what there is."""
+    node = item.funcargs.get("node") if isinstance(item, pytest.Function) else None
+    if not isinstance(node, Node):
+        yield
+        return
+    before = node.sandbox_ids()
+    outcome = yield
+    if outcome.excinfo is not None:  # type: ignore[attr-defined]
+        for sandbox_id in node.sandbox_ids() - before:
+            node.aenv("kill", sandbox_id, check=False)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/e2e/" in str(item.path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -61,6 +64,14 @@ class Node:
 
     def up(self) -> None:
         self.aenv("up", "--detach", "--port", str(self.port), timeout=1200)
+
+    def records(self, table: str) -> list[dict[str, Any]]:
+        """What the node itself has written down, in one of its tables."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.home / 'node.db'}?mode=ro", uri=True)) as records:
+            return [json.loads(body) for (body,) in records.execute(f"SELECT body FROM {table}")]
+
+    def sandbox_ids(self) -> set[str]:
+        return {sandbox["sandbox_id"] for sandbox in self.records("sandboxes")}
 
     def server_pid(self) -> int:
         return int((self.run / "server.pid").read_text().split()[0])

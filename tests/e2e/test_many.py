@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sqlite3
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +28,7 @@ def test_twenty_at_once(node):
 
 def kept_layers(node) -> set[str]:
     """The layers that templates, snapshots, images and the cache of build steps reach, by the node's own records."""
-    with contextlib.closing(sqlite3.connect(f"file:{node.home / 'node.db'}?mode=ro", uri=True)) as records:
-        rows = {table: [json.loads(body) for (body,) in records.execute(f"SELECT body FROM {table}")] for table in TABLES}
+    rows = {table: node.records(table) for table in TABLES}
     named = {build["snapshot_id"] for template in rows["templates"] for build in template["builds"]}
     named |= {row["snapshot_id"] for table in ("cached_steps", "images") for row in rows[table]}
     snapshots = [snapshot for snapshot in rows["snapshots"] if snapshot["snapshot_id"] in named]

@@ -59,6 +59,18 @@ def test_kill_takes_the_tree(envd, name):
     assert kill(envd, pid) == 404
 
 
+def test_nothing_of_a_killed_tree_goes_on(envd, tmp_path):
+    """Neither the shell, whose `wait` would end well, nor those below it, which have another command to run."""
+    below = "; ".join(f"(sleep 300; touch {tmp_path}/{number}) &" for number in range(20)).replace("&;", "&")
+    for _ in range(5):
+        stream = envd.shell(f"{below} echo $$; wait; touch {tmp_path}/shell", user="root")
+        pid = stream.pid()
+        assert first_line(stream) == pid
+        assert kill(envd, pid) == 200
+        assert stream.result().end["status"] == "signal: killed"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", [*ESCAPES.values(), DOUBLE_FORK], ids=[*ESCAPES, "double-fork"])
 def test_deadline_takes_the_tree_by_cgroup(cgrouped, command):
     """Case A03."""

@@ -50,8 +50,9 @@ pub const SPAWN_STACK_BYTES: usize = 64 * 1024;
 /// How long the answer to SIGKILL waits for the process to be gone, which it nearly always is at once;
 /// one stuck in the kernel must not hold the caller.
 pub const KILL_CONFIRM: Duration = Duration::from_millis(500);
-/// Passes over /proc when a tree is killed without a cgroup; each catches what the last one missed.
-pub const KILL_PASSES: usize = 4;
+/// Passes over /proc that stop a tree, before it is killed without a cgroup; each catches what was forked
+/// during the last one. Only a fork bomb needs as many.
+pub const KILL_PASSES: usize = 16;
 /// Exit statuses collected before the reaper lets other work run.
 pub const REAP_BATCH: usize = 512;
 

@@ -122,16 +122,27 @@ impl Cgroup {
 }
 
 /// Kills a leader, its session and its descendants, without a cgroup.
+///
+/// All are stopped before the first is killed: one that saw another end would go on with its next
+/// command, and a shell whose child was killed before itself would end as if by its own doing.
 pub fn kill_by_walk(leader: u32) {
+    let mut stopped = HashSet::new();
     for _ in 0..KILL_PASSES {
-        let victims = members(leader);
-        if victims.is_empty() {
-            return;
+        let found = members(leader);
+        let new: Vec<u32> = found.difference(&stopped).copied().collect();
+        if new.is_empty() {
+            break;
         }
-        for pid in victims {
-            if let Some(pid) = Pid::from_raw(pid as i32) {
-                let _gone = kill_process(pid, Signal::KILL);
-            }
+        signal_each(&new, Signal::STOP);
+        stopped.extend(new);
+    }
+    signal_each(&stopped, Signal::KILL);
+}
+
+fn signal_each<'a>(pids: impl IntoIterator<Item = &'a u32>, signal: Signal) {
+    for pid in pids {
+        if let Some(pid) = Pid::from_raw(*pid as i32) {
+            let _gone = kill_process(pid, signal);
         }
     }
 }
