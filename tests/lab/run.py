@@ -32,8 +32,8 @@ TEMPLATE = "lab"  # with a tag that says what it was made from
 VCPUS, MEMORY_MB = 2, 4096
 MODULES = ("kvm_amd", "ublk_drv", "tun", "loop", "veth", "nf_tables", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet")
 PACKAGES = ("nftables", "kmod", "mmdebstrap", "zstd")
-RUN_TIMEOUT_S = 7200
-SANDBOX_TIMEOUT_S = 9000
+RUN_TIMEOUT_S = 5 * 3600
+SANDBOX_TIMEOUT_S = 6 * 3600
 ATTEMPTS = 4  # an emulated machine that runs VMs of its own ends by itself once in a while
 CODE_CACHE_MB = "1024"  # two kernels and all that runs on them; a full one is thrown away whole, which stops all CPUs
 LAST_WORDS_S = 3  # until the node has written down why
@@ -74,6 +74,7 @@ def ensure_template() -> str:
         files = sorted(path for path in Path(work).rglob("*") if path.is_file())
         content = b"".join(str(path.relative_to(work)).encode() + hashlib.sha256(path.read_bytes()).digest() for path in files)
         content += Path(qemu.__file__).read_bytes()  # the machine it runs on, and its kernel's command line
+        content += f"{VCPUS} {MEMORY_MB}".encode()
         name = f"{TEMPLATE}:{hashlib.sha256(content).hexdigest()[:16]}"
         if Template.exists(name):
             return name

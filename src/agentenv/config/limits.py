@@ -47,7 +47,7 @@ class LimitsConfig(Section):
         65536, ge=1024, le=1048576, description="Largest disk that a build or a creation may ask for, MiB (only written blocks take space)."
     )
     vmm_overhead_mb: int = Field(
-        256, ge=64, le=4096, description="Memory that a VMM may take beyond its guest's (emulation keeps translated code there), MiB."
+        256, ge=64, le=4096, description="Memory that a VMM may take beyond its guest's and the translation cache of an emulated one, MiB."
     )
     cpu_percent_of_sandbox: int = Field(
         0, ge=0, le=3200, description="Most CPU time of one sandbox, percent of one CPU; a creation may ask for less; 0: no limit."

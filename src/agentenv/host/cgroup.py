@@ -119,6 +119,15 @@ class Cgroups:
                 return int(text) if text.isdigit() else None
         return None
 
+    def killed_for_memory(self, vm: str) -> bool:
+        """Whether the kernel has killed a process of the group for want of memory, of the host's or within the group's limit."""
+        file = "memory.events.local" if self.version == 2 else "memory.oom_control"
+        for controller, folder in self._folders(vm):
+            if controller in ("memory", ""):
+                words = dict(line.split(maxsplit=1) for line in _read(folder / file).splitlines() if " " in line)
+                return int(words.get("oom_kill", 0)) > 0
+        return False
+
     def reclaim(self, vm: str, size_bytes: int) -> bool:
         """Ask the kernel to take that much back from a group, clean pages first. False where it cannot. Blocks for up to seconds."""
         if self.version != 2:

@@ -127,7 +127,7 @@ async def launch_vm(
 
 def cage(parts: Parts, sandbox_id: str, run_id: str, spec: VmSpec, process: ProcessId) -> None:
     """Put a VM into a control group of its own, with its share of the host."""
-    memory_mb = spec.machine.memory_mb + parts.config.limits.vmm_overhead_mb
+    memory_mb = spec.machine.memory_mb + parts.vmm.code_cache_mb + parts.config.limits.vmm_overhead_mb
     parts.cgroups.put(life(sandbox_id, run_id), process.pid, Share(memory_mb, spec.quotas, spec.machine.vcpu_count))
 
 

@@ -7,8 +7,10 @@ import logging
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.lifecycle import State
+from agentenv.core.model import Sandbox
 from agentenv.orchestrator import delete
 from agentenv.orchestrator.parts import Parts
+from agentenv.orchestrator.serve_volumes import life
 from agentenv.vmm.driver import Vm
 
 _log = logging.getLogger(__name__)
@@ -22,6 +24,13 @@ def watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
     task.add_done_callback(parts.shared.watchers.discard)
 
 
+def _killed_for_memory(parts: Parts, sandbox: Sandbox) -> str:
+    """The reason when it was the kernel that killed the VMM; else nothing."""
+    if sandbox.vm is None or not parts.cgroups.killed_for_memory(life(sandbox.sandbox_id, sandbox.vm.run_id)):
+        return ""
+    return "the kernel killed its VMM for want of memory: of the host's, or of what its guest and limits.vmm_overhead_mb allow it"
+
+
 async def _watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
     reason = await vm.ended()
     if not parts.block_server.is_alive() or vm.process.start_ticks < parts.block_server.process.start_ticks:
@@ -31,7 +40,7 @@ async def _watch(parts: Parts, sandbox_id: str, vm: Vm) -> None:
             async with parts.shared.locked(sandbox_id):
                 sandbox = parts.store.sandbox(sandbox_id)
                 if sandbox is not None and parts.shared.vms.get(sandbox_id) is vm and sandbox.state is State.RUNNING:
-                    await delete.end(parts, sandbox, f"its VM ended by itself: {reason}")
+                    await delete.end(parts, sandbox, f"its VM ended by itself: {_killed_for_memory(parts, sandbox) or reason}")
                 return  # otherwise a verb ended it
         except AgentEnvError as error:
             _log.error("the end of %s could not be recorded, will be tried again: %s", sandbox_id, error)

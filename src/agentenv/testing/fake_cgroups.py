@@ -8,7 +8,10 @@ from agentenv.host.cgroup import Share
 
 
 class FakeCgroups:
-    """By name of a VM: its process, and its share. `held_bytes` is what tests say a group holds; `reclaimed` what was taken back."""
+    """By name of a VM: its process, and its share. Tests say what a group holds (`held_bytes`) and whom the kernel killed (`oom_killed`).
+
+    `reclaimed` is what was taken back.
+    """
 
     def __init__(self, groups: dict[str, tuple[int, Share]]) -> None:
         self.groups = groups
@@ -16,6 +19,7 @@ class FakeCgroups:
         self.lacking: list[str] = []
         self.held_bytes: dict[str, int] = {}
         self.reclaimed: list[tuple[str, int]] = []
+        self.oom_killed: set[str] = set()
 
     def open(self) -> None:
         """Nothing to make."""
@@ -36,6 +40,10 @@ class FakeCgroups:
     def memory_bytes(self, vm: str) -> int | None:
         """What a test has said."""
         return self.held_bytes.get(vm)
+
+    def killed_for_memory(self, vm: str) -> bool:
+        """What a test has said."""
+        return vm in self.oom_killed
 
     def reclaim(self, vm: str, size_bytes: int) -> bool:
         """Take it back at once."""

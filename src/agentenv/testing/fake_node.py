@@ -84,6 +84,7 @@ class FakeNode:
         self.volume_machine = FakeVolumeMachine()
         self.memory = FakeHostMemory()
         self.groups: dict[str, tuple[int, Share]] = {}
+        self.cgroups = FakeCgroups(self.groups)
         self._seed = seed
         self._servers: list[tuple[Parts, Orchestrator]] = []
         self.points = Failpoints(seed)
@@ -195,7 +196,7 @@ class FakeNode:
                 layers, blocks, self.config.images, HelperLogins(self.paths.helper_logins, Path(self.config.images.docker_config))
             ),
             image_publisher=Publisher(self.paths.cache, registry, layers, blocks),
-            cgroups=FakeCgroups(self.groups),  # type: ignore[arg-type]
+            cgroups=self.cgroups,  # type: ignore[arg-type]
             disk_use=self.disk_use,
             host_memory=self.memory,  # type: ignore[arg-type]
         )

@@ -229,6 +229,8 @@ class FakeVm:
 class FakeVmm:
     """Stands in for a driver. Points: `vmm.boot`, `vmm.boot:started`, `vmm.restore`, `vmm.restore:started`, `vmm.adopt`."""
 
+    code_cache_mb = 64
+
     def __init__(self, processes: FakeProcesses, points: Failpoints | None = None) -> None:
         self.fills_memory = processes.writer is None
         self._processes = processes

@@ -121,9 +121,16 @@ Fill = Callable[[ProcessId], Awaitable[None]]
 
 
 class Vmm(Protocol):
-    """A driver. `fills_memory`: its VMs can be given memory beyond what `VmSpec.memory` holds, before they run."""
+    """A driver. `fills_memory`: its VMs can be given memory beyond what `VmSpec.memory` holds, before they run.
+
+    `code_cache_mb`: what a VMM may fill with translated code beside what any VMM needs, MiB; 0 where nothing is translated.
+    """
 
     fills_memory: bool
+
+    @property
+    def code_cache_mb(self) -> int:  # noqa: D102 - see the class
+        ...
 
     def identity(self, kernel_sha256: str, initramfs_sha256: str) -> VmIdentity:
         """What snapshots made here depend on."""

@@ -181,6 +181,7 @@ class FirecrackerDriver:
     """Starts Firecracker processes."""
 
     fills_memory = False
+    code_cache_mb = 0
 
     def __init__(self, settings: FirecrackerSettings) -> None:
         self._settings = settings

@@ -187,6 +187,11 @@ class QemuDriver:
         return VmIdentity("qemu", s.accelerator, cpu, s.version, kernel_sha256, initramfs_sha256, s.tsc_khz, _MACHINE)
 
     @property
+    def code_cache_mb(self) -> int:
+        """As it is set, where the CPU is emulated."""
+        return 0 if self._settings.accelerator == "kvm" else self._settings.code_cache_mb
+
+    @property
     def memory(self) -> MemoryExport:
         """Files, which are found again in the memory of its process."""
         return MemoryExport()

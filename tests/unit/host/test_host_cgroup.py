@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,7 @@ def test_a_host_without_control_groups_is_no_error(tmp_path: Path) -> None:
     assert groups.lacking == ["no control groups"]
     assert groups.present() == set()
     assert groups.memory_bytes("a-1") is None
+    assert not groups.killed_for_memory("a-1")
     groups.remove("a-1")
     groups.close()
     assert list(tmp_path.iterdir()) == []
@@ -136,6 +139,24 @@ def test_a_process_of_this_host_is_limited_in_the_kernels_own_words(root: None) 
         child.wait()
         groups.close()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("taken_mb", "dies"), [(16, False), (256, True)])
+def test_whom_the_kernel_kills_for_want_of_memory_is_known(root: None, taken_mb: int, dies: bool) -> None:
+    groups = Cgroups(f"agentenv-test-{os.getpid()}")
+    groups.open()
+    program = f"input(); taken = b'x' * ({taken_mb} << 20)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    try:
+        groups.put("a-1", child.pid, Share(64))
+        assert not groups.killed_for_memory("a-1")
+        child.communicate(b"\n", timeout=60)
+        assert child.returncode == (-signal.SIGKILL if dies else 0)
+        assert groups.killed_for_memory("a-1") is dies
+    finally:
+        child.kill()
+        child.wait()
+        groups.close()
 
 
 def test_the_kernel_takes_whom_it_is_told_first() -> None:

@@ -41,7 +41,7 @@ def require(node: FakeNode, sandbox_id: str, holds: Quotas) -> None:
     vm = node.row(sandbox_id).vm
     assert vm is not None
     assert node.process(sandbox_id).spec.quotas == holds
-    assert share(node, sandbox_id) == Share(16 + NODE.vmm_overhead_mb, holds, 1)  # K05: the guest's and the VMM's own
+    assert share(node, sandbox_id) == Share(16 + 64 + NODE.vmm_overhead_mb, holds, 1)  # K05: the guest's, translated code, the VMM's own
     assert node.network.bytes_per_s[vm.slot] == holds.network_bytes_per_s
 
 

@@ -16,6 +16,7 @@ from agentenv.core.lifecycle import State
 from agentenv.core.model import Creation
 from agentenv.host import process
 from agentenv.host.process import ProcessId
+from agentenv.orchestrator.serve_volumes import life
 from agentenv.testing.fake_node import FakeNode
 from agentenv.testing.fake_vmm import FakeProcess
 
@@ -166,6 +167,18 @@ async def test_a_block_server_that_lost_its_stacks_takes_the_vms_with_it_but_no_
     assert (node.row(running).state, node.row(paused).state) == (State.KILLED, State.PAUSED)
     assert node.problems() == []
     await node.orchestrator.resume(paused, 600)
+
+
+async def test_a_vm_that_the_kernel_killed_for_want_of_memory_is_said_to_be_that(node: FakeNode) -> None:
+    killed, crashed = await node.create(), await node.create()
+    vm = node.row(killed).vm
+    assert vm is not None
+    node.cgroups.oom_killed.add(life(killed, vm.run_id))
+    for sandbox_id in (killed, crashed):
+        node.processes.end(node.process(sandbox_id), "its VMM was killed")
+    await node.quiesce()
+    assert node.row(killed).reason.startswith("its VM ended by itself: the kernel killed its VMM for want of memory: ")
+    assert node.row(crashed).reason == "its VM ended by itself: its VMM was killed"
 
 
 async def test_a_vm_that_dies_ends_its_sandbox_with_a_reason_and_no_fresh_start(node: FakeNode) -> None:

@@ -12,7 +12,7 @@ from agentenv.core.model import Machine
 from agentenv.core.quotas import NONE, Quotas
 from agentenv.host import netns
 from agentenv.vmm.driver import VmSpec
-from agentenv.vmm.qemu import QemuSettings, clock_arguments, command_line
+from agentenv.vmm.qemu import QemuDriver, QemuSettings, clock_arguments, command_line
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,11 @@ def line_of(tmp_path: Path, disk: Path, namespace: str = "ns", quotas: Quotas = 
 @pytest.mark.parametrize(("accelerator", "expected"), [("tcg", "tsc_early_khz=2400000 tsc=reliable"), ("kvm", "tsc_early_khz=2400000")])
 def test_only_an_emulated_tsc_is_never_doubted(accelerator: str, expected: str) -> None:
     assert clock_arguments(QemuSettings(("qemu",), "10.0.2", accelerator, 2_400_000, 64)) == expected
+
+
+@pytest.mark.parametrize(("accelerator", "counted_mb"), [("tcg", 512), ("kvm", 0)])
+def test_translated_code_counts_where_there_is_some(accelerator: str, counted_mb: int) -> None:
+    assert QemuDriver(QemuSettings(("qemu",), "10.0.2", accelerator, 1, 512)).code_cache_mb == counted_mb
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFREG, stat.S_IFBLK])
