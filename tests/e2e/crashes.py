@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,11 +10,12 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from e2e_node import Node, remains
-from test_blockd_kill import blockd_info
 
+from agentenv.block.client import BlockClient
 from agentenv.host import process
 
 SETTLE_S = 60
@@ -22,6 +24,31 @@ SETTLE_S = 60
 def vmms(node: Node) -> dict[str, int]:
     """The process of each VMM by the id of its sandbox, from the machine itself: whatever VMM it is, it works in a folder of its own."""
     return {folder.name.rpartition("-")[0]: found.pid for folder, found in process.working_below(node.run / "vms").items()}
+
+
+def blockd_info(node: Node) -> dict[str, Any]:
+    """What the blockd says that serves this node."""
+    return _ask_blockd(node, BlockClient.info)
+
+
+def blockd_pid(node: Node) -> int:
+    return int(blockd_info(node)["pid"])
+
+
+def open_stacks(node: Node) -> set[str]:
+    """The disks and memories that are open, be they files or devices."""
+    return {stack.stack_id for stack in _ask_blockd(node, BlockClient.stacks)}
+
+
+def _ask_blockd(node: Node, call: Callable[[BlockClient], Coroutine[Any, Any, Any]]) -> Any:
+    async def ask() -> Any:
+        client = BlockClient(node.run / "blockd.sock")
+        try:
+            return await call(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
 
 
 def survives_blockd(node: Node) -> bool:

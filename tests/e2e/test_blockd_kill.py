@@ -11,30 +11,11 @@ import urllib.request
 from typing import Any
 
 import pytest
+from crashes import blockd_info, blockd_pid
 from e2b import Sandbox, SandboxState
 from e2e_node import Node
 
 WITHIN_S = 15
-
-
-def blockd_info(node: Node) -> dict[str, Any]:
-    """What the one says that serves this node."""
-    import asyncio
-
-    from agentenv.block.client import BlockClient
-
-    async def ask() -> dict[str, Any]:
-        client = BlockClient(node.run / "blockd.sock")
-        try:
-            return await client.info()
-        finally:
-            await client.close()
-
-    return asyncio.run(ask())
-
-
-def blockd_pid(node: Node) -> int:
-    return int(blockd_info(node)["pid"])
 
 
 def health(node: Node) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes import at_rest, health, kill, survives_blockd, vmms, wait_nothing_left
+from crashes import at_rest, blockd_pid, health, kill, survives_blockd, vmms, wait_nothing_left
 from e2b import Sandbox, SandboxQuery, SandboxState
 from e2e_node import Node
 from guest_programs import count, start_counter, wait_beyond, wait_for
-from test_blockd_kill import blockd_pid
 
 REPORTED_S = 5
 LEFT_NAMESPACES = int(os.environ.get("AENV_LEFT_NAMESPACES", "150"))
@@ -199,18 +198,24 @@ def crash_vmm(node: Node, subject: Any) -> None:
     kill(vmms(node)[subject.sandbox_id])
 
 
-CRASHES = {"panic": crash_by_sysrq("c"), "power off": crash_by_sysrq("o"), "reboot": crash_by_sysrq("b"), "kill of the VMM": crash_vmm}
+CRASHES = {
+    "panic": (crash_by_sysrq("c"), "the guest's kernel panicked: sysrq triggered crash"),
+    "power off": (crash_by_sysrq("o"), "the guest powered off"),
+    "reboot": (crash_by_sysrq("b"), "sysrq: Resetting"),
+    "kill of the VMM": (crash_vmm, "its VMM was killed"),
+}
 
 
-@pytest.mark.parametrize("crash", CRASHES)
-def test_i11_a_guest_that_crashes_is_reported_with_the_reason_and_freed(node: Node, crash: str) -> None:
+@pytest.mark.parametrize("name", CRASHES)
+def test_i11_a_guest_that_crashes_is_reported_with_the_reason_and_freed(node: Node, name: str) -> None:
+    crash, reason = CRASHES[name]
     make(node).kill()
     before = at_rest(node)
     subject = make(node)
     handle = subject.commands.run("echo on; sleep 600", background=True, timeout=0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(handle.wait)
-        CRASHES[crash](node, subject)
+        crash(node, subject)
         begun = time.monotonic()
         while subject.is_running():
             assert time.monotonic() - begun < REPORTED_S, f"nobody noticed within {REPORTED_S} s"
@@ -219,6 +224,7 @@ def test_i11_a_guest_that_crashes_is_reported_with_the_reason_and_freed(node: No
             waiting.result(REPORTED_S)
     said = node.aenv("logs", subject.sandbox_id).stdout
     assert "its VM ended by itself" in said
+    assert reason in said
     assert subject.sandbox_id not in vmms(node)
     with pytest.raises(Exception, match=r"not found|doesn.t exist"):
         Sandbox.connect(subject.sandbox_id, **node.options)  # nothing is begun anew behind the caller's back

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from crashes import at_rest, health, kill, vmms, wait_nothing_left
+from crashes import at_rest, blockd_info, health, kill, vmms, wait_nothing_left
 from e2b import NotFoundException, Sandbox, SandboxException, SandboxState
 from e2e_node import Node
-from test_blockd_kill import blockd_info
 
 KILLS = int(os.environ.get("AENV_KILLS", "10"))
 SEED = int(os.environ.get("AENV_SEED", "0")) or random.randrange(1, 1 << 30)

@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from crashes import vmms
+from crashes import blockd_pid, vmms
 from e2b import Sandbox
 from e2e_node import Node
-from test_blockd_kill import blockd_pid
 
 MIB = 1 << 20
 

@@ -9,10 +9,9 @@ from functools import partial
 
 import httpx
 import pytest
-from crashes import at_rest, kill, vmms, wait_nothing_left
+from crashes import at_rest, blockd_pid, kill, vmms, wait_nothing_left
 from e2b import Sandbox
 from e2e_node import Node
-from test_blockd_kill import blockd_pid
 
 _ATTEMPTS = 5  # a kill may come too late
 

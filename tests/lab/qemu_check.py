@@ -36,7 +36,7 @@ async def scenario(here: Path, folder: Path, blocks: BlockClient, slots: SlotPoo
     guest = GuestClient(GUEST_IP, SystemClock())
     spec = VmSpec("qemu", folder / "vms" / "qemu", MACHINE, memory.path, disk.path, slot.namespace, TAP, GUEST_MAC)
     driver = QemuDriver(QemuSettings(packaged_argv(here / "qemu"), "10", "kvm", tsc_khz(), 64))
-    boot = BootSpec(here / "vmlinux", here / "initramfs.cpio", f"aenv.root=/dev/vda aenv.rootfs=ext4 {boot_settings()}", keeps_console=True)
+    boot = BootSpec(here / "vmlinux", here / "initramfs.cpio", f"aenv.root=/dev/vda aenv.rootfs=ext4 {boot_settings()}")
     vm = await driver.boot(spec, boot)
 
     async def run(command: str) -> str:

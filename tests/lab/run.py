@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ TEMPLATE = "lab"  # with a tag that says what it was made from
 VCPUS, MEMORY_MB = 2, 4096
 MODULES = ("kvm_amd", "ublk_drv", "tun", "loop", "veth", "nf_tables", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet")
 PACKAGES = ("nftables", "kmod", "mmdebstrap", "zstd")
+PASSED_ON = ("LAB_SUITE", "AENV_KILLS", "AENV_SEED", "AENV_CYCLES")  # to the tests inside
 RUN_TIMEOUT_S = 5 * 3600
 SANDBOX_TIMEOUT_S = 6 * 3600
 ATTEMPTS = 4  # an emulated machine that runs VMs of its own ends by itself once in a while
@@ -160,8 +162,8 @@ def run_once(template: str, archive: Path, checks: list[str], heard: Heard) -> i
         lab.commands.run("cd /lab && tar xzf payload.tar.gz && rm payload.tar.gz", user="root", timeout=600)
         lab.files.write("/lab/passed.json", json.dumps(heard.tests()), user="root")
         say("run inside")
-        suite = f"LAB_SUITE={os.environ.get('LAB_SUITE', '')}"
-        command = f"cd /lab && {suite} exec python3 -u inside.py --load-modules {' '.join(checks)}"
+        settings = " ".join(f"{name}={shlex.quote(os.environ[name])}" for name in PASSED_ON if name in os.environ)
+        command = f"cd /lab && {settings} exec python3 -u inside.py --load-modules {' '.join(checks)}"
         try:
             lab.commands.run(command, user="root", timeout=RUN_TIMEOUT_S, on_stdout=heard, on_stderr=heard)
             code = 0

@@ -126,7 +126,7 @@ class BaseBuilder:
             cleanup.push("network slot", lambda: self._slots.release(slot.number))
             record = RunningVm(run_id, slot.number, f"boot-{run_id}", f"disk-{run_id}", (), (base,), upper)
             spec = await self._spec(record, slot, cleanup)
-            vm = await self._vmm.boot(spec, replace(inputs.boot, keeps_console=True))
+            vm = await self._vmm.boot(spec, inputs.boot)
             cleanup.push("VMM", vm.kill)
             envd_version = await self._wait_and_warm(vm, spec, slot, progress)
             progress(f"capture the template {self._recipe.name}", None, None)
@@ -202,7 +202,6 @@ class BaseBuilder:
 
 def _console(spec: VmSpec) -> str:
     text = ""
-    for name in ("vmm.log", "console.log"):  # a VMM may have both in one
-        with contextlib.suppress(OSError):
-            text = (spec.work / name).read_text(errors="replace").strip() or text
+    with contextlib.suppress(OSError):
+        text = (spec.work / "vmm.log").read_text(errors="replace").strip()
     return f"\n--- console ---\n{text[-_CONSOLE_TAIL_CHARS:]}\n---" if text else ""

@@ -59,7 +59,6 @@ class BootSpec:
     kernel: Path
     initramfs: Path
     cmdline: str
-    keeps_console: bool = False  # in `work`/console.log; a guest that is not ours could fill a disk with it
 
 
 class Vm(Protocol):

@@ -6,6 +6,7 @@ A VMM that ends (killed, out of memory, its files gone with `blockd`) is no faul
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 from collections.abc import Coroutine
 from pathlib import Path
@@ -17,15 +18,31 @@ from agentenv.host import process
 from agentenv.host.process import ProcessId
 
 _STATE_ROOM_BYTES = 4 << 20
+_LAST_LINES, _LINE_CHARS = 5, 200
+_PANIC = re.compile(r"Kernel panic - not syncing: (.+?)(?: \]---)?$")
+#: What a kernel says on the console, whatever its log level, and what it means to a sandbox.
+_FAREWELLS = {
+    "reboot: Power down": "the guest powered off",
+    "reboot: System halted": "the guest halted",
+    "reboot: Restarting system": "the guest rebooted, which a sandbox does not outlive",
+}
 _END_SHOWS_S = 0.1  # until the kernel tells of the end of a process whose connections are closed already
 
 
-def why_ended(log: Path, lines: int) -> str:
-    """The reason of a VMM's end: the last so many lines of what it said, if it said something."""
+def why_ended(log: Path) -> str:
+    """The reason of a VMM's end, by the last that it and the guest's kernel said."""
     said: list[str] = []
     with contextlib.suppress(OSError):
-        said = log.read_text(errors="replace").strip().splitlines()
-    return f"its VMM ended: {' / '.join(said[-lines:])}" if said else "the guest powered off or its VMM was killed"
+        said = "".join(c if c.isprintable() else "\n" for c in log.read_text(errors="replace")).split("\n")
+    last = [line.strip()[:_LINE_CHARS] for line in said if line.strip()][-_LAST_LINES:]
+    for line in last:
+        if panic := _PANIC.search(line):
+            return f"the guest's kernel panicked: {panic[1]}"
+    for line in last:
+        for words, reason in _FAREWELLS.items():
+            if words in line:
+                return reason
+    return f"its VMM ended: {' / '.join(last)}" if last else "the guest powered off or its VMM was killed"
 
 
 async def started(ended: Coroutine[Any, Any, str], work: Coroutine[Any, Any, None], log: Path) -> None:

@@ -42,7 +42,6 @@ _START_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 120.0  # writes what changed; a disk may be slow
 _VERSION_DEADLINE_S = 10.0
 _STATE_BYTES_MAX = 64 << 20
-_LOG_LINES = 5
 _POWERED_OFF = re.compile(rb"reboot: (Power down|System halted)")
 """What a kernel says on the console, whatever its log level."""
 _LAST_WORDS_BYTES = 32
@@ -169,7 +168,7 @@ class FirecrackerVm:
         """Return, with a reason, when the process is gone."""
         await process.wait_ended(self.process)
         self._log.take()
-        return failures.why_ended(self._spec.work / "vmm.log", _LOG_LINES)
+        return failures.why_ended(self._spec.work / "vmm.log")
 
     async def close(self) -> None:
         """Let go of the VM; it goes on."""

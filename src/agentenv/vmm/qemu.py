@@ -41,7 +41,6 @@ _STATE_BYTES_MAX = 64 << 20
 _OUT = "out"
 _STATE = "state"
 _SECCOMP = "on,obsolete=deny,spawn=deny,resourcecontrol=deny"  # `elevateprivileges=deny` would forbid it to give up being root
-_CONSOLE_RING = f"ringbuf,size={64 << 10}"  # bytes
 
 _MACHINE = "microvm,rtc=on,pit=off,pic=off,acpi=on,memory-backend=mem,suppress-vmdesc=on"
 #: Emulated CPU. `max` less the widest vectors: fewer of them saved, translated and probed makes restores faster. Less fast string
@@ -157,7 +156,7 @@ class QemuVm:
         """Return, with a reason, when the process is gone."""
         await process.wait_ended(self.process)
         self._log.take()
-        return failures.why_ended(self._spec.work / "vmm.log", 1)
+        return failures.why_ended(self._spec.work / "vmm.log")
 
     async def close(self) -> None:
         """Close the monitor connection and stop keeping its log; the VM goes on."""
@@ -201,18 +200,18 @@ class QemuDriver:
         return None
 
     async def boot(self, spec: VmSpec, boot: BootSpec) -> QemuVm:
-        """Start from the kernel."""
+        """Start from the kernel. What it says on its console is in `work`/vmm.log, and bounded."""
         cmdline = f"console=ttyS0 reboot=t panic=-1 quiet mitigations=off {clock_arguments(self._settings)} {boot.cmdline}"
         start = ["-kernel", str(boot.kernel), "-initrd", str(boot.initramfs), "-append", cmdline]
-        return await self._start(spec, f"file,path={spec.work / 'console.log'}" if boot.keeps_console else _CONSOLE_RING, start)
+        return await self._start(spec, start)
 
     async def restore(self, spec: VmSpec, state: Path, fill: Fill | None = None) -> QemuVm:
-        """Load `state` and run; the console is a ring in QEMU's memory."""
+        """Load `state` and run."""
         if not state.is_file():
             raise NotFound(f"the VM state {state} does not exist", "the snapshot is damaged; delete it")
         if fill is None:
-            return await self._start(spec, _CONSOLE_RING, ["-incoming", f"file:{state}"])
-        return await self._start(spec, _CONSOLE_RING, ["-incoming", "defer"], lambda vm: vm.load(state, fill))
+            return await self._start(spec, ["-incoming", f"file:{state}"])
+        return await self._start(spec, ["-incoming", "defer"], lambda vm: vm.load(state, fill))
 
     async def adopt(self, spec: VmSpec, process_id: ProcessId) -> QemuVm:
         """Take over a VM started by a former server."""
@@ -220,9 +219,9 @@ class QemuDriver:
             raise NotFound(f"the VMM of {spec.name} (pid {process_id.pid}) is gone")
         return QemuVm(process_id, spec)
 
-    async def _start(self, spec: VmSpec, console: str, extra: list[str], load: Callable[[QemuVm], Awaitable[None]] | None = None) -> QemuVm:
+    async def _start(self, spec: VmSpec, extra: list[str], load: Callable[[QemuVm], Awaitable[None]] | None = None) -> QemuVm:
         with span("spawn"):
-            pid = await asyncio.to_thread(_spawn, [*command_line(self._settings, spec, console), *extra], spec)
+            pid = await asyncio.to_thread(_spawn, [*command_line(self._settings, spec), *extra], spec)
         vm = QemuVm(pid, spec)
         try:
             await vm.wait_started(partial(load, vm) if load else _nothing)
@@ -246,8 +245,8 @@ def _cpu(accelerator: str) -> str:
     return "host" if accelerator == "kvm" else _TCG_CPU
 
 
-def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
-    """How QEMU is started for `spec`; a boot or a restore adds its own end. `console` is a chardev: `type,options`."""
+def command_line(s: QemuSettings, spec: VmSpec) -> list[str]:
+    """How QEMU is started for `spec`; a boot or a restore adds its own end."""
     accelerator = "kvm" if s.accelerator == "kvm" else f"tcg,thread=multi,tb-size={s.code_cache_mb}"
     size = f"{spec.machine.memory_mb}M"
     memory = f"memory-backend-file,id=mem,size={size},mem-path={spec.memory},share=off,readonly=on,rom=off,merge=off,dump=off"
@@ -258,7 +257,6 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
     rates = {"bps-total": spec.quotas.disk_bytes_per_s, "iops-total": spec.quotas.disk_operations_per_s}
     drive += "".join(f",throttling.{name}={rate}" for name, rate in rates.items() if rate)
     network = f"tap,id=net,ifname={spec.tap},script=no,downscript=no"
-    kind, options = console.split(",", 1)
     user = user_of(spec.namespace)
     return [
         *s.argv,
@@ -266,7 +264,8 @@ def command_line(s: QemuSettings, spec: VmSpec, console: str) -> list[str]:
         *("-accel", accelerator, "-cpu", _cpu(s.accelerator), "-smp", str(spec.machine.vcpu_count), "-m", size, "-M", _MACHINE),
         *("-object", memory),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-chardev", f"{kind},id=console,{options}", "-serial", "chardev:console"),
+        # Together with what QEMU says. It never waits for a reader: this chardev makes its descriptors non-blocking.
+        *("-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"),
         *("-drive", drive, "-device", "virtio-blk-device,drive=root"),
         *("-netdev", network, "-device", f"virtio-net-device,netdev=net,mac={spec.guest_mac}"),
         *("-device", "virtio-rng-device"),

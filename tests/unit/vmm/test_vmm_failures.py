@@ -43,19 +43,29 @@ def test_what_a_failed_save_is(
 
 
 @pytest.mark.parametrize(
-    ("said", "lines", "reason"),
+    ("said", "reason"),
     [
-        (None, 1, "the guest powered off or its VMM was killed"),
-        ("\n", 5, "the guest powered off or its VMM was killed"),
-        ("one\ntwo\n", 1, "its VMM ended: two"),
-        ("one\ntwo\nthree\n", 2, "its VMM ended: two / three"),
+        (None, "the guest powered off or its VMM was killed"),
+        ("\n", "the guest powered off or its VMM was killed"),
+        ("one\r\ntwo\n", "its VMM ended: one / two"),
+        ("\n".join("abcdefg"), "its VMM ended: c / d / e / f / g"),
+        ("x" * 9000 + "\x1b[2J", f"its VMM ended: {'x' * 200} / [2J"),
+        ("[    9.1] reboot: Power down\r\n", "the guest powered off"),
+        ("[    9.1] reboot: System halted\r\n", "the guest halted"),
+        ("[    9.1] reboot: Restarting system\r\n", "the guest rebooted, which a sandbox does not outlive"),
+        ("Kernel panic - not syncing: sysrq triggered crash\nCPU: 0\n", "the guest's kernel panicked: sysrq triggered crash"),
+        (
+            "Call Trace:\n---[ end Kernel panic - not syncing: killed init ]---\n",
+            "the guest's kernel panicked: killed init",
+        ),
+        ("reboot: Power down\n" + "later\n" * 5, "its VMM ended: later / later / later / later / later"),
     ],
 )
-def test_why_a_vmm_has_ended(tmp_path: Path, said: str | None, lines: int, reason: str) -> None:
+def test_why_a_vmm_has_ended(tmp_path: Path, said: str | None, reason: str) -> None:
     log = tmp_path / "vmm.log"
     if said is not None:
-        log.write_text(said)
-    assert failures.why_ended(log, lines) == reason
+        log.write_text(said, newline="")
+    assert failures.why_ended(log) == reason
 
 
 async def _after(seconds: float, result: str = "", error: Exception | None = None) -> str:

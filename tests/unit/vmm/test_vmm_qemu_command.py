@@ -25,7 +25,7 @@ def namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def line_of(tmp_path: Path, disk: Path, namespace: str = "ns", quotas: Quotas = NONE) -> list[str]:
     spec = VmSpec("vm", tmp_path, Machine(1, 128, 1024), tmp_path / "memory", disk, namespace, "tap0", "02:00:00:00:00:01", quotas)
-    return command_line(QemuSettings(("qemu",), "10.0.2", "tcg", 1, 64), spec, "ringbuf,size=65536")
+    return command_line(QemuSettings(("qemu",), "10.0.2", "tcg", 1, 64), spec)
 
 
 @pytest.mark.parametrize(("accelerator", "expected"), [("tcg", "tsc_early_khz=2400000 tsc=reliable"), ("kvm", "tsc_early_khz=2400000")])
