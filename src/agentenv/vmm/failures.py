@@ -19,6 +19,7 @@ from agentenv.host.process import ProcessId
 
 _STATE_ROOM_BYTES = 4 << 20
 _LAST_LINES, _LINE_CHARS = 5, 200
+_PANIC_LINES = 100  # registers, a trace of calls and what was loaded follow the reason
 _PANIC = re.compile(r"Kernel panic - not syncing: (.+?)(?: \]---)?$")
 #: What a kernel says on the console, whatever its log level, and what it means to a sandbox.
 _FAREWELLS = {
@@ -34,8 +35,9 @@ def why_ended(log: Path) -> str:
     said: list[str] = []
     with contextlib.suppress(OSError):
         said = "".join(c if c.isprintable() else "\n" for c in log.read_text(errors="replace")).split("\n")
-    last = [line.strip()[:_LINE_CHARS] for line in said if line.strip()][-_LAST_LINES:]
-    for line in last:
+    lines = [line.strip()[:_LINE_CHARS] for line in said if line.strip()]
+    last = lines[-_LAST_LINES:]
+    for line in lines[-_PANIC_LINES:]:
         if panic := _PANIC.search(line):
             return f"the guest's kernel panicked: {panic[1]}"
     for line in last:

@@ -53,7 +53,7 @@ def test_what_a_failed_save_is(
         ("[    9.1] reboot: Power down\r\n", "the guest powered off"),
         ("[    9.1] reboot: System halted\r\n", "the guest halted"),
         ("[    9.1] reboot: Restarting system\r\n", "the guest rebooted, which a sandbox does not outlive"),
-        ("Kernel panic - not syncing: sysrq triggered crash\nCPU: 0\n", "the guest's kernel panicked: sysrq triggered crash"),
+        ("Kernel panic - not syncing: sysrq triggered crash\n" + "CPU: 0\n" * 60, "the guest's kernel panicked: sysrq triggered crash"),
         (
             "Call Trace:\n---[ end Kernel panic - not syncing: killed init ]---\n",
             "the guest's kernel panicked: killed init",
