@@ -198,6 +198,17 @@ def test_a_vmm_is_nobody(node, sandbox, other):
     assert min(users) > NOBODY
 
 
+@pytest.fixture
+def used_node(node, debian) -> Iterator[None]:
+    """The node with all the files and folders that one in use has: it makes some for its first secret, volume and image."""
+    node.aenv("secret", "create", "e2e-security", input="word")
+    node.aenv("volume", "create", "e2e-security")
+    yield
+    node.aenv("volume", "rm", "e2e-security")
+    node.aenv("secret", "rm", "e2e-security")
+
+
+@pytest.mark.usefixtures("used_node")
 def test_a_broken_out_vmm_finds_nothing(node, sandbox, other):
     """As the VMM's user below the VMM's root folder: all that is left to a guest that has taken its VMM over."""
     pid, victim = vmm_pid(node, sandbox), vmm_pid(node, other)
@@ -254,6 +265,7 @@ def test_a_vmm_that_crashes_takes_nobody_along(node, sandbox, other):
 # --- a user of the machine
 
 
+@pytest.mark.usefixtures("used_node")
 def test_other_users_of_the_machine_see_nothing(node, sandbox):
     def look() -> list[str]:
         return [str(path) for top in (node.home, node.run) for path in tree(top)]
