@@ -63,6 +63,7 @@ class ProxyServer:
         self.guard = EnvdPathGuard()
         self.pool = UpstreamPool(self.settings)
         self.closing = False
+        self._closed = False
         self.now = 0.0
         self.total_requests = 0
         sockets = [api_socket] if isinstance(api_socket, Path) else list(api_socket)
@@ -102,7 +103,7 @@ class ProxyServer:
 
     async def close(self, deadline_s: float) -> None:
         """Stop listening, let running exchanges end for up to `deadline_s`, then break off the rest. Repeating it is harmless."""
-        self.closing = True
+        self.closing = self._closed = True
         for listener in self._listeners:
             listener.close()
         for connection in list(self._connections):
@@ -170,8 +171,11 @@ class ProxyServer:
         self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
 
     def admit(self, connection: ClientConnection) -> bool:
-        """Register a new client connection; false if there are too many."""
-        admitted = len(self._connections) < self.settings.client_connections and not self.closing
+        """Register a new client connection; false if there are too many.
+
+        One that the loop took off the listener before `leave_to`, and shows only now, is served as those that were here already.
+        """
+        admitted = len(self._connections) < self.settings.client_connections and not self._closed
         self._total_connections += 1
         self._connections.add(connection)
         return admitted

@@ -15,7 +15,8 @@ from agentenv.core.errors import Unavailable
 from agentenv.host.listeners import adopt
 from agentenv.host.process import ProcessId
 from agentenv.proxy import ProxyServer
-from agentenv.serving import Doors, Turn, until_replaced
+from agentenv.proxy.connection import ClientConnection
+from agentenv.serving import Doors, Turn, _dial, until_replaced
 
 
 class Routes(Table):
@@ -74,6 +75,24 @@ async def two(rig, tmp_path):
     subject = Succession(rig, tmp_path)
     yield subject
     await subject.next_proxy.close(0)
+
+
+async def test_a_connection_that_was_taken_off_the_listener_just_before_is_served(rig, two, monkeypatch):
+    """The loop accepts, and shows the connection to us one or two turns later: the old server may have made way in between."""
+    quick = await rig.upstream()
+    port = await two.next_proxy.start()
+    made = ClientConnection.connection_made
+
+    def made_late(connection, transport):
+        if connection.server is rig.proxy:
+            rig.proxy.leave_to(lambda: _dial(socket.AF_INET, ("127.0.0.1", port)))
+        made(connection, transport)
+
+    monkeypatch.setattr(ClientConnection, "connection_made", made_late)
+    client = await rig.client()
+    head = await client.ask(request(quick))
+    assert (head.status, head.get("connection")) == (200, "close"), head.raw
+    assert two.next_table.resolved == 1
 
 
 async def test_connections_streams_and_requests_each_end_up_where_they_are_served(rig, two):
