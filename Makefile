@@ -42,6 +42,7 @@ bench: setup ## Measure against the limit, side by side; prints tables and write
 	@$(PY) tests/bench/run.py
 
 lab: setup ## Production path (ublk), inside a sandbox with emulated KVM; HOST=1: on this machine; CHECKS=...: some
+	@tools/setup.sh tests
 	@$(PY) tests/lab/run.py $(if $(HOST),--host) $(CHECKS)
 
 docs: setup ## Regenerate the pages made from code

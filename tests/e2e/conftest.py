@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_node import Node
+from e2e_node import Node, busybox
 
-BUSYBOX = Path("/usr/bin/busybox")
 PROGRAMS = ("sh", "cat", "chmod", "echo", "id", "ls", "mkdir", "pwd", "sed", "sleep", "test", "touch")
 
 
@@ -29,8 +28,7 @@ def sandbox(node: Node) -> Iterator[Any]:
 def debian(node: Node, tmp_path: Path) -> Iterator[str]:
     """The name of an image that the node takes for Debian: a root file system of busybox, so that no registry is asked."""
     path, name = tmp_path / "root.tar", "debian:12"
-    assert BUSYBOX.is_file(), "these tests need busybox-static: `tools/setup.sh tests`"
-    files = {"bin/busybox": (BUSYBOX.read_bytes(), 0o755), "etc/os-release": (b"NAME=stand-in\n", 0o644)}
+    files = {"bin/busybox": (busybox().read_bytes(), 0o755), "etc/os-release": (b"NAME=stand-in\n", 0o644)}
     files["etc/passwd"] = (b"root:x:0:0:root:/:/bin/sh\n", 0o644)
     with tarfile.open(path, "w") as archive:
         for where, (content, mode) in files.items():

@@ -23,6 +23,13 @@ POOL_CIDR = os.environ.get("AENV_TEST_POOL_CIDR", "10.117.0.0/16")
 AENV = Path(sys.executable).parent / "aenv"
 
 
+def busybox() -> Path:
+    """All programs that an image needs, in one that is linked statically."""
+    found = Path(os.environ.get("AENV_TEST_BUSYBOX", "/usr/bin/busybox"))
+    assert found.is_file(), "these tests need busybox-static: `tools/setup.sh tests`"
+    return found
+
+
 @dataclass
 class Node:
     """A node and how to talk to it."""

@@ -41,16 +41,17 @@ def overwrite(box: Sandbox, times: int, seed: int) -> str:
 
 
 def test_a_guest_that_overwrites_its_files_for_ever_does_not_fill_the_host(node):
-    """E08 by the sixteenth: 64 MiB, written over at random six times; then trimmed; and again after a pause."""
+    """E08 by the sixteenth: 64 MiB, written over at random six times; then trimmed, if its disk can be; and again after a pause."""
     box = Sandbox.create("base", timeout=3600, **node.options)
     before = stored_mb(node, box)
     box.files.write("overwrite.py", OVERWRITE)
     overwrite(box, 6, 1)
     grown = stored_mb(node, box) - before
     assert LIVE_MB <= grown <= LIVE_MB * 1.2 + BESIDE_MB, f"{grown:.0f} MiB for {LIVE_MB}"
-    box.commands.run("rm live && sync && sudo fstrim / && sync", timeout=300)
-    trimmed = stored_mb(node, box) - before
-    assert grown - trimmed >= 0.9 * LIVE_MB, f"{grown:.0f} MiB, and {trimmed:.0f} after a trim"
+    if int(box.commands.run("cat /sys/block/vda/queue/discard_max_bytes").stdout):  # Firecracker's disks have no discard
+        box.commands.run("rm live && sync && sudo fstrim / && sync", timeout=300)
+        trimmed = stored_mb(node, box) - before
+        assert grown - trimmed >= 0.9 * LIVE_MB, f"{grown:.0f} MiB, and {trimmed:.0f} after a trim"
     overwrite(box, 1, 2)
     box.pause()
     box.connect(timeout=3600)

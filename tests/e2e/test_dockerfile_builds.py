@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from e2b import Sandbox, Template
-from e2e_node import Node
+from e2e_node import Node, busybox
 
 NAME = "e2e-docker"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -132,9 +132,7 @@ def test_stages_a_failing_line_and_the_cache(node: Node, project: Path, forgets:
 
 
 def test_scratch_with_one_program(node: Node, project: Path, forgets: None):
-    busybox = Path("/usr/bin/busybox")
-    assert busybox.is_file(), "these tests need busybox-static: `tools/setup.sh tests`"
-    shutil.copy(busybox, project / "busybox")
+    shutil.copy(busybox(), project / "busybox")
     (project / "Dockerfile").write_text(
         "FROM scratch AS tool\nCOPY busybox /bin/busybox\nFROM scratch\nCOPY --from=tool /bin/* /app/\n"
         'WORKDIR /data\nENTRYPOINT ["/app/busybox", "sleep"]\nCMD ["1000000"]\n'
@@ -145,7 +143,7 @@ def test_scratch_with_one_program(node: Node, project: Path, forgets: None):
     try:
         assert {entry.name for entry in made.files.list("/app")} == {"busybox"}
         assert made.files.exists("/data")
-        assert made.files.read("/app/busybox", format="bytes") == bytearray(busybox.read_bytes())
+        assert made.files.read("/app/busybox", format="bytes") == bytearray(busybox().read_bytes())
     finally:
         made.kill()
 

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from e2b import Sandbox, Template
 from e2b.exceptions import BuildException
-from e2e_node import Node
+from e2e_node import Node, busybox
 from guest_exec import execute
 from image_rig import Layout, folder, layer, member, symlink
 from registry_rig import PASSWORD, USER, RealRegistry, real_registry
 
-BUSYBOX = Path("/usr/bin/busybox")
 CAPABILITY = struct.pack("<IIIII", 0x02000000 | 1, 1 << 0, 0, 0, 0)  # cap_chown+ep
 ACCOUNTS = (
     member("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n"),
@@ -40,20 +39,17 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("images")
 
 
-def busybox() -> bytes:
-    assert BUSYBOX.is_file(), "these tests need busybox-static: `tools/setup.sh tests`"
-    return BUSYBOX.read_bytes()
-
-
 def alone() -> bytes:
     """A static program and nothing else: no shell, no folder that a system has."""
-    return layer(member("app/busybox", busybox(), mode=0o755))
+    return layer(member("app/busybox", busybox().read_bytes(), mode=0o755))
 
 
 def small() -> bytes:
     """busybox under the names of its programs, and no account files."""
     names = ("sh", "ls", "cat", "id", "stat", "pwd", "env", "chown", "touch")
-    return layer(folder("bin"), member("bin/busybox", busybox(), mode=0o755), *(symlink(f"bin/{name}", "busybox") for name in names))
+    return layer(
+        folder("bin"), member("bin/busybox", busybox().read_bytes(), mode=0o755), *(symlink(f"bin/{name}", "busybox") for name in names)
+    )
 
 
 class Images:
@@ -229,7 +225,9 @@ def test_a_whole_debian_that_came_as_a_file(images: Images, node: Node, tmp_path
     made = subprocess.run(words, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[-2000:]
     with tarfile.open(root, "a", format=tarfile.PAX_FORMAT) as archive:
-        info, data = member("opt/chown", busybox(), mode=0o755, xattrs={"security.capability": CAPABILITY, "user.note": b"kept"})
+        info, data = member(
+            "opt/chown", busybox().read_bytes(), mode=0o755, xattrs={"security.capability": CAPABILITY, "user.note": b"kept"}
+        )
         archive.addfile(info, io.BytesIO(data))
     began = time.monotonic()
     digest = node.aenv("image", "import", str(root), "debian-of-tests:1", timeout=600).stdout.strip()

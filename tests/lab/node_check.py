@@ -112,6 +112,7 @@ def node_environment(here: Path) -> dict[str, str]:
         "AENV_TEST_HOME": str(home),
         "AENV_TEST_RUN": str(RUN),
         "AENV_TEST_POOL_CIDR": "10.152.0.0/16",
+        "AENV_TEST_BUSYBOX": str(here / "busybox"),
         "AENV_NODE_HOME": str(home),
         "AENV_NODE_RUN": str(RUN),
         "AENV_VMM_DRIVER": "firecracker",

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/e2e")]
+
+from e2e_node import busybox  # noqa: E402 - of the tests that it brings along
 
 from build_native import FLAGS, TARGET  # noqa: E402 - a script of ours beside the package
 
@@ -117,6 +119,8 @@ def node(folder: Path) -> None:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy2(ROOT / "tests/conftest.py", checkout / "tests/conftest.py")
     shutil.copy2(ROOT / "pyproject.toml", checkout / "pyproject.toml")
+    shutil.copytree(ROOT / "docs", checkout / "docs")  # tests do what pages say
+    shutil.copy2(busybox(), folder / "busybox")
     assets, target = paths_of(load()).cache / "assets", folder / "assets"
     target.mkdir()
     brought = [asset for pattern in NODE_ASSETS for asset in assets.glob(pattern)]

@@ -31,7 +31,20 @@ from payload import ROOT, collect, say
 RESULTS = ROOT / "lab-results"
 TEMPLATE = "lab"  # with a tag that says what it was made from
 VCPUS, MEMORY_MB = 2, 4096
-MODULES = ("kvm_amd", "ublk_drv", "tun", "loop", "veth", "nf_tables", "nft_chain_nat", "nft_ct", "nft_masq", "nft_nat", "nft_reject_inet")
+MODULES = (
+    "kvm_amd",
+    "ublk_drv",
+    "tun",
+    "loop",
+    "veth",
+    "nf_tables",
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_masq",
+    "nft_nat",
+    "nft_reject_inet",
+    "sch_tbf",
+)
 PACKAGES = ("nftables", "kmod", "mmdebstrap", "zstd")
 PASSED_ON = ("LAB_SUITE", "AENV_KILLS", "AENV_SEED", "AENV_CYCLES")  # to the tests inside
 RUN_TIMEOUT_S = 5 * 3600

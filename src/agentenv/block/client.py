@@ -260,7 +260,8 @@ class BlockClient:
             raise errors.DeadlineExceeded(f"blockd did not answer {method} {path} within {deadline_s:g} s", "see blockd.log") from error
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             raise errors.Unavailable(
-                f"blockd does not answer on {self.socket}: {error}", "the server starts it again: try again in a moment; if it repeats, see blockd.log"
+                f"blockd does not answer on {self.socket}: {error}",
+                "the server starts it again: try again in a moment; if it repeats, see blockd.log",
             ) from error
         if reply.status >= 300:
             raise _error(reply)
