@@ -112,10 +112,10 @@ def restore_and_measure(bare: Bare, command: str) -> tuple[float, float]:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     spec = VmSpec("bare", work, bare.snapshot.machine, bare.folder / "memory.img", _fresh_disk(bare), bare.slot.namespace, TAP, GUEST_MAC)
-    argv = [*command_line(bare.settings, spec, "ringbuf,size=65536"), "-incoming", f"file:{bare.state}"]
+    argv = [*command_line(bare.settings, spec), "-incoming", f"file:{bare.state}"]
     began = time.perf_counter()
     with netns.entered(bare.slot.namespace):
-        vm = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        vm = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_until_running(work / "qmp.sock")
         _first_output(bare, command)

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ from crashes import vmms
 from e2b import CommandExitException, NotFoundException, Sandbox
 from guest_programs import wait_for
 
+from agentenv.vmm.jail import GROUP
+
 NOBODY = 65534
+LIES = ("10.153.0.0", "10.117.0.3", "192.168.77.2", "169.254.1.1")
+"""Addresses that a guest gives itself."""
 CAPTURED_BYTES_MAX = 2 << 20
 """Of one VM: two files of its VMM's words, its sockets and states."""
 
@@ -50,6 +55,31 @@ def vmm_pid(node, sandbox: Any) -> int:
     return vmms(node)[sandbox.sandbox_id]
 
 
+@dataclass(frozen=True)
+class Jail:
+    """Below a VMM's root folder: all that it finds, a file that it may make, those it may not change, and the state that a pause takes."""
+
+    names: frozenset[str]
+    its_own: str
+    not_its_own: tuple[str, ...]
+    state: str
+
+
+QEMU_JAIL = Jail(
+    frozenset({"out", "output", "qmp.sock", "vmm.log", "vmm.log.1"}), "/out/mine", ("/vmm.log", "/new", "/out/../../escaped"), "/out/state"
+)
+FIRECRACKER_JAIL = Jail(
+    frozenset({"firecracker", "firecracker.pid", "api.sock", "dev", "run", "disk", "memory", "state", "capture", "state-out"}),
+    "/mine",  # its root folder is a small file system in memory of its own
+    ("/memory", "/state", "/capture"),
+    "/state-out",
+)
+
+
+def jail_of(pid: int) -> Jail:
+    return FIRECRACKER_JAIL if Path(f"/proc/{pid}/exe").readlink().name == "firecracker" else QEMU_JAIL
+
+
 def status_of(pid: int) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line)
 
@@ -65,8 +95,9 @@ def tree(top: Path) -> list[Path]:
     return found
 
 
-def as_user(user: int, action: Callable[[], Any], root: str | None = None) -> Any:
-    """What `action` returns, or the OSError it ends with as text, when `user` runs it, below `root`."""
+def as_user(user: int, action: Callable[[], Any], root: str | None = None, group: int | None = None) -> Any:
+    """What `action` returns, or the OSError it ends with as text, when `user` runs it, below `root`; without `group` in its own."""
+    group = user if group is None else group
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -75,7 +106,7 @@ def as_user(user: int, action: Callable[[], Any], root: str | None = None) -> An
                 os.chroot(root)
                 os.chdir("/")
             os.setgroups([])
-            os.setresgid(user, user, user)
+            os.setresgid(group, group, group)
             os.setresuid(user, user, user)
             try:
                 said = json.dumps(action())
@@ -100,11 +131,12 @@ def test_a_guest_that_lies_about_its_address_reaches_nobody(node, sandbox, other
     accepted: list[Any] = []
     threading.Thread(target=lambda: accepted.append(listener.accept()), daemon=True).start()
     other.commands.run("nohup python3 -m http.server 9000 --bind 0.0.0.0 > /dev/null 2>&1 &")
-    script = """
+    script = f"""
 import socket, subprocess, sys
+lies = {LIES!r}
 port = int(sys.argv[1])
 reached = []
-for own in ("10.153.0.0", "10.117.0.3", "192.168.77.2", "169.254.1.1"):
+for own in lies:
     subprocess.run(["ip", "addr", "add", own + "/16", "dev", "eth0"], check=False)
     for host, number in [(a, p) for a in sys.argv[2:] for p in (port, 9000, 49983)]:
         with socket.socket() as one:
@@ -126,7 +158,8 @@ for family_host in ("ff02::1", "fe80::1"):
 print(reached)
 """
     links = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout.splitlines()
-    itself = sandbox.commands.run("hostname -I").stdout.split()  # a node may be in a sandbox of another, with the same address
+    # What it has, it reaches within itself: a slot may be at one of its lies, and a node in a sandbox of another, with the same address.
+    itself = [*sandbox.commands.run("hostname -I").stdout.split(), *LIES]
     hosts = [host for line in links if not (host := line.split()[3].split("/")[0]).startswith("127.") and host not in itself][:4]
     sandbox.files.write("/tmp/lie.py", script)
     said = sandbox.commands.run(
@@ -182,11 +215,13 @@ def test_a_vmm_is_nobody(node, sandbox, other):
     for one in (sandbox, other):
         pid = vmm_pid(node, one)
         status = status_of(pid)
-        assert len(set(status["Uid"].split() + status["Gid"].split())) == 1
-        users.add(int(status["Uid"].split()[0]))
+        [user], [group] = set(status["Uid"].split()), set(status["Gid"].split())
+        assert int(group) in (int(user), GROUP)
+        assert status["Groups"].split() in ([], [group])
+        users.add(int(user))
         assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status["CapInh"], 16) == int(status["CapAmb"], 16) == 0
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-        assert Path(f"/proc/{pid}/root").readlink() == vm_folder(node, one)
+        assert not Path(f"/proc/{pid}/root").samefile("/")
         assert Path(f"/proc/{pid}/ns/net").stat().st_ino != Path("/proc/self/ns/net").stat().st_ino
     assert len(users) == 2, "two sandboxes share a user"
     assert min(users) > NOBODY
@@ -206,17 +241,18 @@ def used_node(node, debian) -> Iterator[None]:
 def test_a_broken_out_vmm_finds_nothing(node, sandbox, other):
     """As the VMM's user below the VMM's root folder: all that is left to a guest that has taken its VMM over."""
     pid, victim = vmm_pid(node, sandbox), vmm_pid(node, other)
-    user, root = int(status_of(pid)["Uid"].split()[0]), f"/proc/{pid}/root"
+    jail, status, root = jail_of(pid), status_of(pid), f"/proc/{pid}/root"
+    user, group = int(status["Uid"].split()[0]), int(status["Gid"].split()[0])
 
-    seen = as_user(user, lambda: [str(path) for path in tree(Path("/"))], root)
-    assert {name.split("/")[1] for name in seen} <= {"out", "output", "qmp.sock", "vmm.log", "vmm.log.1"}, seen
+    seen = as_user(user, lambda: [str(path) for path in tree(Path("/"))], root, group)
+    assert {name.split("/")[1] for name in seen} <= jail.names, seen
 
     def write(name: str) -> Callable[[], int]:
         return lambda: Path(name).write_text("x")
 
-    assert as_user(user, write("/out/mine"), root) == 1
-    for name in ("/vmm.log", "/new", "/out/../../escaped"):
-        assert as_user(user, write(name), root) == "PermissionError", name
+    assert as_user(user, write(jail.its_own), root, group) == 1
+    for name in jail.not_its_own:
+        assert as_user(user, write(name), root, group) in ("PermissionError", "OSError"), name
     # Even outside its root folder it is a stranger to everybody.
     secrets = [
         node.home / "api-key",
@@ -226,16 +262,17 @@ def test_a_broken_out_vmm_finds_nothing(node, sandbox, other):
         Path(f"/proc/{victim}/mem"),
     ]
     for secret in secrets:
-        assert as_user(user, lambda secret=secret: len(secret.read_bytes())) in ("PermissionError", "OSError"), secret
-    assert as_user(user, lambda: os.kill(victim, signal.SIGTERM)) == "PermissionError"
+        assert as_user(user, lambda secret=secret: len(secret.read_bytes()), group=group) in ("PermissionError", "OSError"), secret
+    assert as_user(user, lambda: os.kill(victim, signal.SIGTERM), group=group) == "PermissionError"
     for folder in ("layers", "snapshots", "builds", "log", "volumes", "cache/images"):
-        assert as_user(user, lambda folder=folder: len(list((node.home / folder).iterdir()))) == "PermissionError", folder
-    (vm_folder(node, sandbox) / "out" / "mine").unlink()
+        assert as_user(user, lambda folder=folder: len(list((node.home / folder).iterdir())), group=group) == "PermissionError", folder
+    Path(root + jail.its_own).unlink()
 
 
 def test_a_vmm_cannot_have_us_read_or_overwrite_a_file(node, sandbox):
     """It writes the state that a pause takes; a link in its place must lead nowhere."""
-    out = vm_folder(node, sandbox) / "out" / "state"
+    pid = vmm_pid(node, sandbox)
+    out = Path(f"/proc/{pid}/root{jail_of(pid).state}")
     secret = (node.home / "api-key").read_bytes()
     out.symlink_to(node.home / "api-key")
     with pytest.raises(Exception, match="state could not be saved"):
