@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentenv.core.errors import NotFound
 from agentenv.core.lifecycle import State
 from agentenv.core.model import Sandbox
-from agentenv.orchestrator.parts import Parts, note
+from agentenv.orchestrator.parts import Parts, said
 from agentenv.orchestrator.start import stop
 from agentenv.orchestrator.sweep import sweep_soon
 
@@ -52,8 +52,8 @@ async def end(parts: Parts, sandbox: Sandbox, reason: str) -> None:
         await stop(parts, sandbox_id, record, parts.shared.let_go(sandbox_id))
     if (former := parts.shared.formers.pop(sandbox_id, None)) is not None:
         await stop(parts, sandbox_id, *former)
-    await parts.store.transition(sandbox_id, State.KILLING, State.KILLED, snapshot_id=None)
-    await note(parts, sandbox_id, "ended", reason=reason)
+    # Written in one step: who finds a sandbox gone finds the reason, whenever the server is killed.
+    await parts.store.transition(sandbox_id, State.KILLING, State.KILLED, said(parts, sandbox_id, "ended", reason=reason), snapshot_id=None)
     sweep_soon(parts)
 
 

@@ -165,10 +165,15 @@ class Shared:
             await asyncio.wait(set(self._tasks))
 
 
+def said(parts: Parts, sandbox_id: str, message: str, level: str = "info", **fields: str) -> LogEntry:
+    """Add to the server's log; the same for the sandbox's own, for whoever writes that down together with something else."""
+    _log.log(logging.getLevelName("WARNING" if level == "warn" else level.upper()), "%s: %s %s", sandbox_id, message, fields or "")
+    return LogEntry(parts.clock.now_ms(), level, "orchestrator", message, fields)  # type: ignore[arg-type]
+
+
 async def note(parts: Parts, sandbox_id: str, message: str, level: str = "info", **fields: str) -> None:
     """Add to the sandbox's own log and to the server's. Never fails a verb: what it did is done, written down or not."""
-    entry = LogEntry(parts.clock.now_ms(), level, "orchestrator", message, fields)  # type: ignore[arg-type]
-    _log.log(logging.getLevelName("WARNING" if level == "warn" else level.upper()), "%s: %s %s", sandbox_id, message, fields or "")
+    entry = said(parts, sandbox_id, message, level, **fields)
     try:
         await parts.store.add_event(sandbox_id, entry)
     except AgentEnvError as error:

@@ -94,15 +94,15 @@ class Store:
                 raise Conflict(f"sandbox {sandbox.sandbox_id} exists already")
             await self._write_sandbox(replace(sandbox, updated_at_ms=self._clock.now_ms()))
 
-    async def transition(self, sandbox_id: str, expected: State, new: State, **changes: Any) -> Sandbox:
-        """Move a sandbox from `expected` to `new` and apply `changes` in the same commit. Conflict when it is not in `expected`."""
+    async def transition(self, sandbox_id: str, expected: State, new: State, event: LogEntry | None = None, **changes: Any) -> Sandbox:
+        """Move a sandbox from `expected` to `new`, with `changes` and `event` in the same commit. Conflict when it is not in `expected`."""
         if not is_allowed(expected, new):
             raise Internal(f"{expected} -> {new} is not in the lifecycle table")
         async with self._row(sandbox_id):
             current = self._known(sandbox_id)
             if current.state is not expected:
                 raise Conflict(f"sandbox {sandbox_id} is {current.state}, not {expected}")
-            return await self._write_sandbox(replace(current, state=new, updated_at_ms=self._clock.now_ms(), **changes))
+            return await self._write_sandbox(replace(current, state=new, updated_at_ms=self._clock.now_ms(), **changes), event)
 
     async def change(self, sandbox_id: str, **changes: Any) -> Sandbox:
         """Change other fields than the state."""
@@ -134,13 +134,14 @@ class Store:
             raise NotFound(f"sandbox {sandbox_id} does not exist")
         return self._sandboxes[sandbox_id]
 
-    async def _write_sandbox(self, sandbox: Sandbox) -> Sandbox:
+    async def _write_sandbox(self, sandbox: Sandbox, event: LogEntry | None = None) -> Sandbox:
         """The caller holds the row. Mirror and file agree at the end, also when the commit fails or the caller is cancelled."""
         before = self._sandboxes.get(sandbox.sandbox_id)
         self._sandboxes[sandbox.sandbox_id] = sandbox
         row = (sandbox.sandbox_id, sandbox.state.value, sandbox.updated_at_ms, json.dumps(asdict(sandbox)))
         try:
-            await self._execute(("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", row))
+            added = () if event is None else _adding(sandbox.sandbox_id, event)
+            await self._execute(("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?, ?)", row), *added)
         except Exception:
             if before is None:
                 del self._sandboxes[sandbox.sandbox_id]
@@ -240,11 +241,7 @@ class Store:
 
     async def add_event(self, sandbox_id: str, entry: LogEntry) -> None:
         """Append to a sandbox's log; the oldest entries beyond a bound go."""
-        prune = "DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE sandbox_id = ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)"
-        await self._execute(
-            ("INSERT INTO events VALUES (?, ?, ?)", (sandbox_id, entry.timestamp_ms, json.dumps(asdict(entry)))),
-            (prune, (sandbox_id, _EVENTS_PER_SANDBOX)),
-        )
+        await self._execute(*_adding(sandbox_id, entry))
 
     async def events(self, sandbox_id: str, query: LogQuery) -> list[LogEntry]:
         """A part of a sandbox's log, oldest first, or newest first when read backward. Reads no more of it than it takes to fill it."""
@@ -320,6 +317,15 @@ class Store:
             raise DataCorrupt(
                 f"the node's database {self._path} cannot be read: {error}", "restore it from a copy, or move it away"
             ) from error
+
+
+def _adding(sandbox_id: str, entry: LogEntry) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """The statements that append to a sandbox's log, whose oldest entries beyond a bound go."""
+    prune = "DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE sandbox_id = ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)"
+    return (
+        ("INSERT INTO events VALUES (?, ?, ?)", (sandbox_id, entry.timestamp_ms, json.dumps(asdict(entry)))),
+        (prune, (sandbox_id, _EVENTS_PER_SANDBOX)),
+    )
 
 
 def _is_full(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from test_orchestrator_fail_at_step import CAPTURES, VERBS, begin
 
 from agentenv.core.errors import AgentEnvError, Conflict, Internal, SnapshotOfAnotherHost
 from agentenv.core.lifecycle import State
-from agentenv.core.model import Creation
+from agentenv.core.model import Creation, LogQuery
 from agentenv.host import process
 from agentenv.host.process import ProcessId
 from agentenv.orchestrator.serve_volumes import life
@@ -167,6 +167,22 @@ async def test_a_block_server_that_lost_its_stacks_takes_the_vms_with_it_but_no_
     assert (node.row(running).state, node.row(paused).state) == (State.KILLED, State.PAUSED)
     assert node.problems() == []
     await node.orchestrator.resume(paused, 600)
+
+
+async def test_who_finds_a_sandbox_gone_finds_the_reason_whenever_the_server_was_killed(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I01: the end and its reason are one commit."""
+    sandbox_id = await node.create()
+
+    async def never(*_: object) -> None:
+        """What a server does that is killed before."""
+
+    monkeypatch.setattr(node.parts.store, "add_event", never)
+    await node.orchestrator.kill(sandbox_id)
+    assert node.row(sandbox_id).state is State.KILLED
+    last = (await node.orchestrator.logs(sandbox_id, LogQuery()))[-1]
+    assert (last.message, last.fields) == ("ended", {"reason": "killed by request"})
 
 
 async def test_a_vm_that_the_kernel_killed_for_want_of_memory_is_said_to_be_that(node: FakeNode) -> None:
