@@ -94,7 +94,7 @@ class Store:
                 raise Conflict(f"sandbox {sandbox.sandbox_id} exists already")
             await self._write_sandbox(replace(sandbox, updated_at_ms=self._clock.now_ms()))
 
-    async def transition(self, sandbox_id: str, expected: State, new: State, event: LogEntry | None = None, **changes: Any) -> Sandbox:
+    async def transition(self, sandbox_id: str, expected: State, new: State, event: LogEntry | None = None, /, **changes: Any) -> Sandbox:
         """Move a sandbox from `expected` to `new`, with `changes` and `event` in the same commit. Conflict when it is not in `expected`."""
         if not is_allowed(expected, new):
             raise Internal(f"{expected} -> {new} is not in the lifecycle table")
