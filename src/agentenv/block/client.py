@@ -56,6 +56,8 @@ class Stack:
     upper_data_bytes: int
     lowers: tuple[Path, ...]
     upper: Path | None
+    waits_for_room: bool = False
+    """Whether writes of a device are kept until there is room on the host's disk."""
 
     @property
     def is_device(self) -> bool:
@@ -307,4 +309,5 @@ def _stack(item: dict[str, Any]) -> Stack:
         upper_data_bytes=int(item["upper_data_bytes"] or 0),
         lowers=tuple(Path(path) for path in item["lowers"]),
         upper=Path(item["upper"]["data"]) if item["upper"] else None,
+        waits_for_room=bool(item.get("waits_for_room")),  # a blockd from before an upgrade does not say
     )

@@ -3,7 +3,8 @@
 QEMU keeps a write that finds no room, and stops its VM (see `heal`). Firecracker fails it in the guest, whose file system may then
 refuse all writes. So below `limits.disk_reserve_mb` caches give way first, then each such VM whose disk has grown since the last look
 is stopped; `heal` lets it go on when there is room. This is a look every quarter of a second and no lock on the disk: who writes more
-than the reserve in that time still meets the error.
+than the reserve in that time meets the error where disks are files. Of a device the block server keeps the write; until there is room
+its VMM may answer nobody, which is why VMs are stopped before all the same.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def reserve_bytes(parts: Parts) -> int:
 
 async def look(parts: Parts, before: dict[str, int]) -> dict[str, int]:
     """Stop those that write, if there is no room; what each disk's layer holds now, for the next look."""
-    sizes = {stack.stack_id: stack.upper_data_bytes for stack in await parts.blocks.stacks() if stack.upper is not None}
+    stacks = await parts.blocks.stacks()
+    sizes = {stack.stack_id: stack.upper_data_bytes for stack in stacks if stack.upper is not None and not stack.waits_for_room}
     await make_room(parts)
     if use(parts).free_bytes < reserve_bytes(parts):
         for sandbox in parts.store.sandboxes():

@@ -46,6 +46,7 @@ class _Open:
     path: Path
     owner: tuple[int, int] | None = None
     open_handles: int = 0
+    waits_for_room: bool = False
 
 
 class FakeDevices:
@@ -229,6 +230,7 @@ class FakeDevices:
             upper_data_bytes=stack.upper.data.stat().st_size if stack.upper and stack.upper.data.exists() else 0,
             lowers=stack.lowers,
             upper=stack.upper.data if stack.upper else None,
+            waits_for_room=stack.waits_for_room,
         )
 
 

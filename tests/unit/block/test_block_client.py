@@ -18,8 +18,9 @@ STACK = {
     "id": "disk-1", "path": "/run/x/disk-1", "virtual_size_bytes": 4096, "lowers": ["/l/a.lsmt", "/l/b.lsmt"],
     "upper": {"data": "/l/u.lsmt", "index": "/l/u.index"}, "cache": "direct", "owner": {"uid": 0, "gid": 0}, "open_handles": 2,
     "upper_data_bytes": 7, "upper_mapped_bytes": 0, "upper_records": 0,
+    "waits_for_room": True,
 }  # fmt: skip
-PARSED = Stack("disk-1", Path("/run/x/disk-1"), 4096, 2, 7, (Path("/l/a.lsmt"), Path("/l/b.lsmt")), Path("/l/u.lsmt"))
+PARSED = Stack("disk-1", Path("/run/x/disk-1"), 4096, 2, 7, (Path("/l/a.lsmt"), Path("/l/b.lsmt")), Path("/l/u.lsmt"), True)
 
 
 class FakeBlockd:

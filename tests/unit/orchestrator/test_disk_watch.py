@@ -122,3 +122,21 @@ async def test_a_verb_at_work_is_not_waited_for(passing_on: FakeNode) -> None:
         assert (node.process(busy).running, node.process(writes).running) == (True, False)
     await look(node, (busy,), times=4)
     assert not node.process(busy).running
+
+
+async def test_one_whose_write_is_kept_by_the_block_server_is_not_asked_and_goes_on_by_itself(passing_on: FakeNode) -> None:
+    node = passing_on
+    sandbox_id = await node.create()
+    await look(node)
+    disk = node.devices.by_id(node.row(sandbox_id).vm.disk_stack)  # type: ignore[union-attr]
+    disk.waits_for_room = True
+    leave(node, RESERVE_MB - 1)
+    with node.points.hold("vm.stalled"), node.points.hold("vm.pause"):  # its VMM waits for the write
+        await look(node, (sandbox_id,), times=6)
+        assert await said(node, sandbox_id) == [STANDS]
+        assert not node.parts.shared.is_locked(sandbox_id)
+    disk.waits_for_room = False
+    leave(node, 4 * RESERVE_MB)
+    await look(node, times=4)
+    assert await said(node, sandbox_id) == [STANDS, GOES_ON]
+    assert node.process(sandbox_id).running

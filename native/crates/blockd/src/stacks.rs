@@ -186,6 +186,7 @@ impl Registry {
             upper_data_bytes: stats.map_or(0, |stats| stats.data_bytes),
             upper_mapped_bytes: stats.map_or(0, |stats| stats.mapped_bytes),
             upper_records: stats.map_or(0, |stats| stats.records),
+            waits_for_room: self.devices().is_some_and(|d| d.waits_for_room(&entry.id)),
         }
     }
 

@@ -156,6 +156,8 @@ pub struct StackInfo {
     pub upper_mapped_bytes: u64,
     /// Records of its log.
     pub upper_records: u64,
+    /// Whether changes of a device are kept until there is room on the host's disk.
+    pub waits_for_room: bool,
 }
 
 /// Body of `POST /v1/stacks/{id}/seal`.

@@ -29,7 +29,7 @@ use abi::Parameters;
 pub use control::Unavailable;
 use control::{block_path, Control};
 use record::Records;
-use server::Server;
+use server::{Mailbox, Server};
 use sys::Queue;
 
 /// Requests of a device at the same time.
@@ -43,9 +43,12 @@ const MAX_LONG: usize = 64;
 /// How long a thread may take to begin, or to end after its device is stopped.
 const THREAD_WAIT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Between two looks whether a device that is being written back waits for room.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 struct Device {
     number: u32,
+    mailbox: Arc<Mailbox>,
     /// `None` for one whose thread has ended.
     thread: Option<JoinHandle<()>>,
 }
@@ -82,6 +85,12 @@ impl Devices {
     /// The block device of a stack.
     pub fn path(&self, id: &str) -> Option<PathBuf> {
         Some(block_path(self.table.lock().get(id)?.number))
+    }
+
+    /// Whether changes of a stack's device wait for room on the host's disk.
+    pub fn waits_for_room(&self, id: &str) -> bool {
+        let table = self.table.lock();
+        table.get(id).is_some_and(|d| d.mailbox.waits_for_room())
     }
 
     /// Makes a device and has `record` note its number; then serves it. Nothing is left
@@ -130,16 +139,20 @@ impl Devices {
         begin: impl FnOnce(&Control) -> io::Result<()>,
     ) -> io::Result<()> {
         let (ready, begun) = mpsc::channel();
-        let (served, crew) = (entry.clone(), self.crew.clone());
+        let mailbox = Arc::new(Mailbox::new()?);
+        let parts = (entry.clone(), self.crew.clone(), mailbox.clone());
         let thread = std::thread::Builder::new().name(format!("ublk-{number}"));
-        let thread = thread.spawn(move || run(served, crew, number, &ready))?;
+        let thread = thread.spawn(move || run(parts, number, &ready))?;
         match begun.recv_timeout(THREAD_WAIT) {
             Ok(result) => result?,
             Err(_) => return Err(io::ErrorKind::TimedOut.into()),
         }
         begin(&self.control)?;
-        let thread = Some(thread);
-        let device = Device { number, thread };
+        let device = Device {
+            number,
+            mailbox,
+            thread: Some(thread),
+        };
         self.table.lock().insert(entry.id.clone(), device);
         Ok(())
     }
@@ -161,6 +174,8 @@ impl Devices {
     }
 
     fn end(&self, device: &mut Device) -> io::Result<()> {
+        // The kernel waits for every answer before it stops a device.
+        device.mailbox.end();
         ignore_missing(self.control.stop(device.number))?;
         if let Some(thread) = device.thread.take() {
             let end = Instant::now() + THREAD_WAIT;
@@ -179,12 +194,30 @@ impl Devices {
     }
 
     /// Writes what the kernel caches of a stack's device, so that the stack has all that
-    /// was written to the device before.
+    /// was written to the device before. `StorageFull` as soon as some of it waits for room:
+    /// the kernel goes on with it when there is some.
     pub fn write_back(&self, id: &str) -> io::Result<()> {
-        match self.path(id) {
-            Some(path) => sys::write_back(&std::fs::File::open(path)?),
-            None => Ok(()),
+        let Some((path, mailbox)) = self.table.lock().get(id).map(|device| {
+            let mailbox = device.mailbox.clone();
+            (block_path(device.number), mailbox)
+        }) else {
+            return Ok(());
+        };
+        let device = std::fs::File::open(path)?;
+        let (done, result) = mpsc::channel();
+        let mut is_given_up = mailbox.waits_for_room();
+        if !is_given_up {
+            // The call cannot be broken off; it ends when there is room, or with the device.
+            // Nobody listens any more by then.
+            std::thread::spawn(move || done.send(sys::write_back(&device)));
         }
+        while !is_given_up {
+            match result.recv_timeout(LOOK_INTERVAL) {
+                Ok(result) => return result,
+                Err(_) => is_given_up = mailbox.waits_for_room(),
+            }
+        }
+        Err(io::Error::from_raw_os_error(nix::libc::ENOSPC))
     }
 
     /// Removes a device that nobody serves.
@@ -216,14 +249,18 @@ impl Devices {
 }
 
 /// The thread of a device. Tells once how it began.
-fn run(entry: Arc<Entry>, crew: Arc<Crew>, number: u32, ready: &mpsc::Sender<io::Result<()>>) {
+fn run(
+    (entry, crew, mailbox): (Arc<Entry>, Arc<Crew>, Arc<Mailbox>),
+    number: u32,
+    ready: &mpsc::Sender<io::Result<()>>,
+) {
     if let Err(error) = sys::mark_io_flusher() {
         tracing::warn!(%error, "cannot mark a thread as a part of freeing memory");
     }
     let id = entry.id.clone();
     let begun = control::open_server_side(number)
         .and_then(|file| Queue::new(file, DEPTH, MAX_IO_BYTES))
-        .and_then(|queue| Server::new(entry, crew, queue, DEPTH));
+        .and_then(|queue| Server::new(entry, crew, mailbox, queue, DEPTH));
     let server = match begun {
         Ok(server) => server,
         Err(error) => {

@@ -9,6 +9,7 @@
 
 mod captures;
 mod device_reads;
+mod device_room;
 mod devices;
 mod in_place;
 mod lifecycle;

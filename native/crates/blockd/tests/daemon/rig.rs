@@ -255,6 +255,13 @@ impl SmallFs {
         SmallFs(path)
     }
 
+    pub fn resize(&self, size_bytes: u64) {
+        let options = format!("size={size_bytes}");
+        let flags = nix::mount::MsFlags::MS_REMOUNT;
+        let none = None::<&str>;
+        nix::mount::mount(none, &self.0, none, flags, Some(options.as_str())).unwrap();
+    }
+
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
         let mut names: Vec<String> = entries
