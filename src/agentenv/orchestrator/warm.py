@@ -19,13 +19,14 @@ from dataclasses import replace
 
 from agentenv.core.errors import AgentEnvError
 from agentenv.core.ids import new_sandbox_id
-from agentenv.core.model import Build, Machine
+from agentenv.core.model import Build, Machine, RunningVm
 from agentenv.core.network import OPEN, NetworkSettings, addresses
 from agentenv.guest.client import GuestIdentity
 from agentenv.guest.commands import Command, CommandRefused
 from agentenv.orchestrator.admission import admit_memory, memory_needed_mb
 from agentenv.orchestrator.parts import Parts
 from agentenv.orchestrator.start import launch_vm, plan, require_usable, stop
+from agentenv.orchestrator.sweep import sweep_soon
 from agentenv.orchestrator.templates import all_builds
 from agentenv.orchestrator.warm_pool import WarmVm
 from agentenv.vmm.driver import Vm
@@ -65,7 +66,7 @@ async def drain(parts: Parts) -> None:
 async def give_back(parts: Parts, warm: WarmVm) -> None:
     """Free one that was taken, unless a sandbox's record has it."""
     if parts.shared.warm.handed_over(warm.sandbox_id) is not None:
-        await stop(parts, warm.sandbox_id, warm.record, warm.vm)
+        await _stop(parts, warm.sandbox_id, warm.record, warm.vm)
 
 
 async def free_unfit(parts: Parts, run_ids: Container[str]) -> None:
@@ -76,8 +77,13 @@ async def free_unfit(parts: Parts, run_ids: Container[str]) -> None:
 
 async def _free(parts: Parts, warm: WarmVm) -> None:
     if parts.shared.warm.ready.pop(warm.sandbox_id, None) is not None:
-        work = stop(parts, warm.sandbox_id, warm.record, warm.vm)
+        work = _stop(parts, warm.sandbox_id, warm.record, warm.vm)
         await asyncio.shield(parts.shared.background(work, f"free {warm.sandbox_id}"))
+
+
+async def _stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) -> None:
+    await stop(parts, sandbox_id, record, vm)
+    sweep_soon(parts)  # what its disk has written is nobody's
 
 
 async def _free_unwanted(parts: Parts) -> None:
@@ -135,7 +141,7 @@ async def _make(parts: Parts, build: Build) -> None:
             pool.ready[sandbox_id] = WarmVm(sandbox_id, snapshot.snapshot_id, snapshot.machine, record, vm)
             _log.info("%s stands ready, of snapshot %s", sandbox_id, snapshot.snapshot_id)
         except BaseException:
-            await stop(parts, sandbox_id, record, vm)
+            await _stop(parts, sandbox_id, record, vm)
             raise
         finally:
             del pool.making[sandbox_id]

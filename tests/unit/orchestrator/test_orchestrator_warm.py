@@ -207,6 +207,19 @@ async def test_they_go_when_their_template_is_not_used_or_gone(node: FakeNode) -
     assert {node.parts.layers.id_of(path) for path in node.parts.layers.files()} == {*base.memory_layers, *base.disk_layers}
 
 
+async def test_what_those_that_go_have_written_goes_with_them(node: FakeNode) -> None:
+    """By itself, soon after: nobody may end a sandbox for long."""
+    await _warmed(node)
+    before = len(node.parts.layers.files())
+    node.clock.advance_ms(1000 * node.config.warm.idle_s)
+    for _ in range(28):
+        node.clock.advance_ms(250)
+        await node.turn()
+    assert (_ready(node), node.processes.alive()) == ([], [])
+    assert len(node.parts.layers.files()) < before
+    assert node.problems() == []
+
+
 async def test_all_together_stay_within_the_budget(node: FakeNode) -> None:
     node.parts.config = node.config.model_copy(update={"warm": node.config.warm.model_copy(update={"sandboxes": 9, "memory_mb": 12})})
     await _used(node)
