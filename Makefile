@@ -43,6 +43,7 @@ bench: setup ## Measure against the limit, side by side; prints tables and write
 
 lab: setup ## Production path (ublk), inside a sandbox with emulated KVM; HOST=1: on this machine; CHECKS=...: some
 	@tools/setup.sh tests
+	@$(if $(HOST),true,tools/setup.sh lab)
 	@$(PY) tests/lab/run.py $(if $(HOST),--host) $(CHECKS)
 
 docs: setup ## Regenerate the pages made from code

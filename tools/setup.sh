@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Bring a Debian machine and this checkout to the point where `aenv up` works. Changes nothing that is there already.
-# With the word `tests`: also what the tests compare with (a registry, umoci); with `bench`: what the bench does (nginx, wrk).
+# With the word `tests`: also what the tests compare with (a registry, umoci); with `bench`: what the bench does (nginx, wrk);
+# with `lab`: what the lab's QEMU is built with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,12 +19,19 @@ fi
 if [ "${1:-}" = bench ]; then
   package_of+=([nginx]=nginx-light [wrk]=wrk)
 fi
+declare -A package_with=([/usr/lib/x86_64-linux-gnu/libc.a]=libc6-dev [/usr/share/keyrings/debian-archive-keyring.gpg]=debian-archive-keyring)
+if [ "${1:-}" = lab ]; then
+  package_of+=([dpkg-source]=dpkg-dev [ninja]=ninja-build [pkg-config]=pkgconf)
+  package_with+=([/usr/include/glib-2.0/glib.h]=libglib2.0-dev [/usr/include/seccomp.h]=libseccomp-dev)
+  package_with+=([/usr/include/libfdt.h]=libfdt-dev [/usr/include/zlib.h]=zlib1g-dev)
+fi
 missing=()
 for program in "${!package_of[@]}"; do
   PATH="$PATH:/usr/sbin:/sbin" command -v "$program" >/dev/null || missing+=("${package_of[$program]}")
 done
-[ -e /usr/lib/x86_64-linux-gnu/libc.a ] || missing+=(libc6-dev)
-[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing+=(debian-archive-keyring)
+for file in "${!package_with[@]}"; do
+  [ -e "$file" ] || missing+=("${package_with[$file]}")
+done
 if [ ${#missing[@]} -gt 0 ]; then
   command -v apt-get >/dev/null || die "missing: ${missing[*]}" "install these with your distribution's package manager"
   [ "$(id -u)" = 0 ] || die "missing: ${missing[*]}" "run \`make setup\` as root once, or: apt-get install ${missing[*]}"

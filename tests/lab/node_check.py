@@ -16,8 +16,6 @@ import sys
 import threading
 from pathlib import Path
 
-from emulated import cpu_template, is_emulated
-
 SUITE_TIMEOUT_S = 4 * 3600
 TEST_TIMEOUT_S = 600
 UP_TIMEOUT_S = 1200
@@ -104,10 +102,6 @@ def node_environment(here: Path) -> dict[str, str]:
     (home / "cache").mkdir(parents=True, exist_ok=True)
     if (here / "assets").is_dir():
         (here / "assets").rename(home / "cache/assets")
-    cpu: dict[str, str] = {}
-    if template := cpu_template():
-        (here / "cpu.json").write_text(json.dumps(template))
-        cpu["AENV_VMM_CPU_TEMPLATE"] = str(here / "cpu.json")
     return os.environ | {
         "AENV_TEST_HOME": str(home),
         "AENV_TEST_RUN": str(RUN),
@@ -119,7 +113,6 @@ def node_environment(here: Path) -> dict[str, str]:
         "AENV_VMM_FIRECRACKER": str(here / "firecracker"),
         "AENV_VMM_JAILER": str(here / "jailer"),
         "PYTHONDONTWRITEBYTECODE": "",
-        **cpu,
     }
 
 
@@ -139,7 +132,7 @@ def measure(here: Path, python: Path, environment: dict[str, str], results: Path
 def run_tests(here: Path, python: Path, environment: dict[str, str], results: Path) -> None:
     """The chosen end-to-end tests, or all of them, less those that an earlier machine of this run has seen pass.
 
-    On an emulated machine what fails is tried again, and told: the emulation itself breaks a VM once in a few dozens (docs/production.md).
+    On an emulated machine what fails is tried again, and told: the emulation itself breaks a VM now and then (docs/production.md).
     """
     suite = os.environ.get("LAB_SUITE", "")
     names = whole(here) if suite == "full" else suite.split(",") if suite else list(CHOSEN)
@@ -155,6 +148,11 @@ def run_tests(here: Path, python: Path, environment: dict[str, str], results: Pa
         print("    failed, to be tried again: " + ", ".join(failed), flush=True)
         wanted = failed
     raise AssertionError("the tests failed:\n" + "\n".join(words[-120:]))
+
+
+def is_emulated() -> bool:
+    """Whether this machine's CPU is one that QEMU emulates."""
+    return "QEMU TCG CPU" in Path("/proc/cpuinfo").read_text()
 
 
 def whole(here: Path) -> list[str]:

@@ -3,6 +3,7 @@
 The portable mode emulates AMD's virtualisation, so a guest of it can have /dev/kvm and ublk devices although this machine has neither.
 A template `lab` (our Debian base with the modules of the node's own guest kernel) is made once; each run starts a sandbox of it,
 brings the programs under test in, runs `inside.py` there, and takes its results and logs back to `lab-results/`.
+Its node has a home of its own beside this machine's, and a QEMU of its own (`emulator.py`).
 `make lab HOST=1` runs the same script on this machine, for one that has KVM and ublk: it loads no modules there.
 """
 
@@ -15,6 +16,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import inside
+from emulator import ensure_emulator
 from payload import ROOT, collect, say
 
 RESULTS = ROOT / "lab-results"
@@ -52,6 +55,7 @@ SANDBOX_TIMEOUT_S = 6 * 3600
 ATTEMPTS = 4  # an emulated machine that runs VMs of its own ends by itself once in a while
 CODE_CACHE_MB = "1024"  # two kernels and all that runs on them; a full one is thrown away whole, which stops all CPUs
 LAST_WORDS_S = 3  # until the node has written down why
+POOL_CIDR = "10.153.0.0/16"  # of the lab's own node
 
 
 class LabEnded(Exception):
@@ -89,7 +93,7 @@ def ensure_template() -> str:
         files = sorted(path for path in Path(work).rglob("*") if path.is_file())
         content = b"".join(str(path.relative_to(work)).encode() + hashlib.sha256(path.read_bytes()).digest() for path in files)
         content += Path(qemu.__file__).read_bytes()  # the machine it runs on, and its kernel's command line
-        content += f"{VCPUS} {MEMORY_MB}".encode()
+        content += f"{VCPUS} {MEMORY_MB} {Path(os.environ['AENV_VMM_QEMU']).parents[1].name}".encode()
         name = f"{TEMPLATE}:{hashlib.sha256(content).hexdigest()[:16]}"
         if Template.exists(name):
             return name
@@ -225,6 +229,32 @@ def keep(folder: Path) -> None:
     shutil.copytree(folder, RESULTS)
 
 
+def node_settings() -> dict[str, str]:
+    """Of the lab's node: it goes on beside one that is up, and takes over what that one's cache has."""
+    from agentenv.config.load import load
+    from agentenv.wiring import paths_of
+
+    config = load()
+    paths = paths_of(config)
+    home, run = (path.with_name(f"{path.name}-lab") for path in (paths.home, paths.run))
+    qemu = ensure_emulator(paths.cache)
+    assets = home / "cache/assets"
+    assets.mkdir(parents=True, exist_ok=True)
+    for asset in (paths.cache / "assets").iterdir():
+        if not asset.name.startswith(".") and not (assets / asset.name).exists():
+            shutil.copytree(asset, assets / asset.name, copy_function=os.link, symlinks=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return {
+        "AENV_NODE_HOME": str(home),
+        "AENV_NODE_RUN": str(run),
+        "AENV_API_PORT": str(port),
+        "AENV_NETWORK_POOL_CIDR": POOL_CIDR,
+        "AENV_VMM_QEMU": str(qemu),
+        "AENV_VMM_CODE_CACHE_MB": os.environ.get("AENV_VMM_CODE_CACHE_MB", CODE_CACHE_MB),
+    }
+
+
 def main() -> None:
     """The whole of it; exits with the script's code."""
     checks = [word for word in sys.argv[1:] if word != "--host"]
@@ -233,8 +263,8 @@ def main() -> None:
         sys.exit(run_here(checks))
     from local_node import node
 
-    os.environ.setdefault("AENV_VMM_CODE_CACHE_MB", CODE_CACHE_MB)
-    say("start this machine's node")
+    os.environ.update(node_settings())
+    say("start the lab's node")
     with node() as variables:
         os.environ.update(variables)
         say(f"make the template {TEMPLATE} (the first time: some minutes)")

@@ -29,7 +29,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.import_module("run")
     monkeypatch.setattr(module, "pack", lambda folder, _checks: folder / "archive")
     yield module
-    for name in {"run", "inside", "payload"} - before:
+    for name in {"run", "inside", "payload", "emulator"} - before:
         sys.modules.pop(name, None)
 
 
