@@ -42,6 +42,7 @@ from agentenv.vmm.driver import Vm, VmSpec
 from agentenv.vmm.identity import refuse_mismatch
 
 _log = logging.getLogger(__name__)
+_KILL_GRACE_S = 1.0  # a VMM that nothing holds ends in milliseconds
 
 
 def memory_stack_id(layers: Iterable[str]) -> str:
@@ -278,7 +279,18 @@ async def stop(parts: Parts, sandbox_id: str, record: RunningVm, vm: Vm | None) 
     cleanup.push("disk", lambda: parts.blocks.close_stack(record.disk_stack, force=True))
     cleanup.push("control group", lambda: asyncio.to_thread(parts.cgroups.remove, life(sandbox_id, record.run_id)))
     if vm is not None:
-        cleanup.push("VMM", vm.kill)
+        cleanup.push("VMM", lambda: _kill(parts, record, vm))
     if failed := await cleanup.run():
         parts.shared.unfreed.append(cleanup)
         await note(parts, sandbox_id, "some resources could not be freed; it is tried again", "error", what=", ".join(failed))
+
+
+async def _kill(parts: Parts, record: RunningVm, vm: Vm) -> None:
+    """End a VMM. One that waits in the kernel for a write of its device, which waits for room, ends when its device does."""
+    kill = asyncio.ensure_future(vm.kill())
+    try:
+        await asyncio.wait({kill}, timeout=_KILL_GRACE_S)
+        if not kill.done():
+            await parts.blocks.close_stack(record.disk_stack, force=True)
+    finally:
+        await kill

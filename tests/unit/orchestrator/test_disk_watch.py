@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from agentenv.config.limits import LimitsConfig
 from agentenv.core.lifecycle import State
 from agentenv.core.model import LogQuery
+from agentenv.orchestrator import start
 from agentenv.testing.fake_node import FakeNode
 
 MIB = 1 << 20
@@ -122,6 +124,24 @@ async def test_a_verb_at_work_is_not_waited_for(passing_on: FakeNode) -> None:
         assert (node.process(busy).running, node.process(writes).running) == (True, False)
     await look(node, (busy,), times=4)
     assert not node.process(busy).running
+
+
+async def test_one_whose_vmm_waits_for_its_device_can_be_killed(passing_on: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The VMM hangs in the kernel until its write is answered, which the end of its device does."""
+    node = passing_on
+    monkeypatch.setattr(start, "_KILL_GRACE_S", 0.01)
+    sandbox_id = await node.create()
+    disk = node.row(sandbox_id).vm.disk_stack  # type: ignore[union-attr]
+    with node.points.hold("vm.kill"):
+        kill = asyncio.ensure_future(node.orchestrator.kill(sandbox_id))
+        for _ in range(1000):
+            if disk not in node.devices.stack_ids:
+                break
+            await asyncio.sleep(0.01)
+        assert (disk in node.devices.stack_ids, kill.done()) == (False, False)
+    await kill
+    await node.quiesce()
+    assert node.problems() == []
 
 
 async def test_one_whose_write_is_kept_by_the_block_server_is_not_asked_and_goes_on_by_itself(passing_on: FakeNode) -> None:
