@@ -1,13 +1,16 @@
-"""The QEMU of the lab's own machine: Debian's, with two faults of its VMRUN mended that break VMs on an emulated host.
+"""The QEMU of the lab's own machine: Debian's, with three faults mended that break VMs on an emulated host, or that host.
 
-- It leaves the vector of an interrupt that it injects in `exception_index`. When the host's CPU is kicked before the guest's next exit,
+- VMRUN leaves the vector of an interrupt that it injects in `exception_index`. When the host's CPU is kicked before the guest's next exit,
   the vector is delivered once more, wherever the guest is by then, also with interrupts off: a timer interrupt within a timer interrupt
   waits for ever for a lock that its own CPU holds, and one on the way into the kernel finds no stack it could use.
-- It sets a bit of `interrupt_request` without the lock that all others take for it. An interrupt that another thread raises at that
+- VMRUN sets a bit of `interrupt_request` without the lock that all others take for it. An interrupt that another thread raises at that
   moment is lost, and its CPU may sleep for ever.
+- A store into a page of code first discards what was translated of it, and then stores. A CPU that translates it anew in between keeps
+  the old code. A kernel that patches its own code while it runs on the other CPU, as it does when KVM starts and ends VMs, leaves a
+  breakpoint there for good. Such a store is now done while all other CPUs stand still.
 
 Seen in 10.0 and 11.1. It is built once from Debian's source, with no more than the lab needs, and kept in the node's cache. Sandboxes
-that run no VMs of their own are not touched by these faults, so that nodes take the packaged QEMU.
+that run no VMs of their own do not meet the first two, and the third hardly ever: nodes take the packaged QEMU.
 """
 
 from __future__ import annotations
@@ -30,15 +33,18 @@ from agentenv.host.debian import PrivateApt
 from agentenv.vmm.qemu_install import PROGRAM, ensure_qemu
 
 _SUITE = "trixie"
-_VMRUN = "target/i386/tcg/system/svm_helper.c"
-#: What is there once, and what is to be there.
+_VMRUN, _STORE = "target/i386/tcg/system/svm_helper.c", "accel/tcg/cputlb.c"
+#: Files, what is there once, and what is to be there.
 _MENDED = (
-    ("do_interrupt_x86_hardirq(env, vector, 1);", "do_interrupt_x86_hardirq(env, vector, 1);\n cs->exception_index = -1;"),
+    (_VMRUN, "do_interrupt_x86_hardirq(env, vector, 1);", "do_interrupt_x86_hardirq(env, vector, 1);\n cs->exception_index = -1;"),
+    (_VMRUN, "cs->interrupt_request |= CPU_INTERRUPT_VIRQ;", "bql_lock();\n cs->interrupt_request |= CPU_INTERRUPT_VIRQ;\n bql_unlock();"),
+    (_VMRUN, '#include "qemu/osdep.h"', '#include "qemu/osdep.h"\n#include "qemu/main-loop.h"'),
     (
-        "cs->interrupt_request |= CPU_INTERRUPT_VIRQ;",
-        "bql_lock();\n cs->interrupt_request |= CPU_INTERRUPT_VIRQ;\n bql_unlock();",
+        _STORE,
+        "tb_invalidate_phys_range_fast(ram_addr, size, retaddr);",
+        "if (retaddr && !cpu_in_exclusive_context(cpu)) {\n cpu_loop_exit_atomic(cpu, retaddr);\n }\n"
+        " tb_invalidate_phys_range_fast(ram_addr, size, retaddr);",
     ),
-    ('#include "qemu/osdep.h"', '#include "qemu/osdep.h"\n#include "qemu/main-loop.h"'),
 )
 _DEVICES = "".join(f"CONFIG_{name}=y\n" for name in ("MICROVM", "VIRTIO_BLK", "VIRTIO_NET", "VIRTIO_RNG"))
 _OPTIONS = (
@@ -60,7 +66,7 @@ def _make(cache: Path, folder: Path) -> dict[str, Any]:
     say("build the lab's QEMU from Debian's source (some minutes, once)")
     with tempfile.TemporaryDirectory(dir=cache) as work:
         source = _source(PrivateApt.for_suite(cache / "apt", _SUITE), Path(work))
-        _mend(source / _VMRUN)
+        _mend(source)
         (source / "configs/devices/x86_64-softmmu/lab.mak").write_text(_DEVICES)
         build = source / "build"
         build.mkdir()
@@ -92,13 +98,13 @@ def _source(apt: PrivateApt, work: Path) -> Path:
     return work / "source"
 
 
-def _mend(file: Path) -> None:
-    text = file.read_text()
-    for old, new in _MENDED:
+def _mend(source: Path) -> None:
+    for name, old, new in _MENDED:
+        file = source / name
+        text = file.read_text()
         if text.count(old) != 1:
-            sys.exit(f"lab: the QEMU of {_SUITE} is not the one this was written for: {old!r} is {text.count(old)} times in {file.name}")
-        text = text.replace(old, new)
-    file.write_text(text)
+            sys.exit(f"lab: the QEMU of {_SUITE} is not the one this was written for: {old!r} is {text.count(old)} times in {name}")
+        file.write_text(text.replace(old, new))
 
 
 def _run(command: Sequence[str | Path], folder: Path, environment: dict[str, str] | None = None) -> None:

@@ -22,22 +22,29 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
+def write(source: Path, texts: list[tuple[str, str]]) -> None:
+    """Files of these lines, each of a file's name and a text."""
+    for name, text in texts:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        with (source / name).open("a") as file:
+            file.write(f"  {text}\n")
+
+
 def test_each_place_is_changed_once(emulator: Any, tmp_path: Path) -> None:
-    file = tmp_path / "svm_helper.c"
-    file.write_text("\n".join(f"  {old}" for old, _ in emulator._MENDED))
-    emulator._mend(file)
-    assert file.read_text() == "\n".join(f"  {new}" for _, new in emulator._MENDED)
+    write(tmp_path / "before", [(name, old) for name, old, _ in emulator._MENDED])
+    write(tmp_path / "after", [(name, new) for name, _, new in emulator._MENDED])
+    emulator._mend(tmp_path / "before")
+    for name, _, _ in emulator._MENDED:
+        assert (tmp_path / "before" / name).read_text() == (tmp_path / "after" / name).read_text()
 
 
 @pytest.mark.parametrize("times", [0, 2])
-@pytest.mark.parametrize("place", range(3))
-def test_a_source_it_was_not_written_for_is_refused_and_left_alone(emulator: Any, tmp_path: Path, place: int, times: int) -> None:
-    lines = [old for number, (old, _) in enumerate(emulator._MENDED) for _ in range(times if number == place else 1)]
-    file = tmp_path / "svm_helper.c"
-    file.write_text("\n".join(lines))
-    with pytest.raises(SystemExit, match=f"is {times} times in svm_helper.c"):
-        emulator._mend(file)
-    assert file.read_text() == "\n".join(lines)
+@pytest.mark.parametrize("place", range(4))
+def test_a_source_it_was_not_written_for_is_refused(emulator: Any, tmp_path: Path, place: int, times: int) -> None:
+    write(tmp_path, [(name, "") for name, _, _ in emulator._MENDED])
+    write(tmp_path, [(name, old) for n, (name, old, _) in enumerate(emulator._MENDED) for _ in range(times if n == place else 1)])
+    with pytest.raises(SystemExit, match=f"is {times} times in {emulator._MENDED[place][0]}"):
+        emulator._mend(tmp_path)
 
 
 def test_what_a_step_says_is_told_when_it_fails(emulator: Any, tmp_path: Path) -> None:
