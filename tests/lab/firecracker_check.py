@@ -16,6 +16,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from emulated import cpu_template
+
 from agentenv.block import supervisor
 from agentenv.block.client import BlockClient, Upper
 from agentenv.core.clock import SystemClock
@@ -25,7 +27,7 @@ from agentenv.network.layout import GUEST_IP, GUEST_MAC, TAP, Layout, Slot, boot
 from agentenv.network.slots import SlotPool
 from agentenv.vmm.driver import BootSpec, MemoryFile, VmSpec
 from agentenv.vmm.firecracker import FirecrackerDriver, FirecrackerSettings, FirecrackerVm, installed_version
-from agentenv.vmm.firecracker_requests import RateLimits
+from agentenv.vmm.firecracker_requests import CpuTemplate, RateLimits
 from agentenv.vmm.jail import user_of
 
 MACHINE = Machine(1, 256, 128)
@@ -239,7 +241,7 @@ async def main(here: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "run").mkdir(parents=True)
     programs = (here / "firecracker", here / "jailer")
-    settings = FirecrackerSettings(*programs, installed_version(*programs), "host", LIMITS)
+    settings = FirecrackerSettings(*programs, installed_version(*programs), "host", LIMITS, CpuTemplate(content=cpu_template()))
     blocks = await supervisor.ensure_running(here / "blockd", folder / "run", folder / "blockd.log")
     assert "ublk" in (await blocks.info())["exports"], await blocks.info()
     slots = SlotPool(Layout("10.150.0.0/16", "1ab0"), (), 2)

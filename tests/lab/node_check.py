@@ -16,6 +16,8 @@ import sys
 import threading
 from pathlib import Path
 
+from emulated import cpu_template, is_emulated
+
 SUITE_TIMEOUT_S = 4 * 3600
 TEST_TIMEOUT_S = 600
 UP_TIMEOUT_S = 1200
@@ -102,6 +104,10 @@ def node_environment(here: Path) -> dict[str, str]:
     (home / "cache").mkdir(parents=True, exist_ok=True)
     if (here / "assets").is_dir():
         (here / "assets").rename(home / "cache/assets")
+    cpu: dict[str, str] = {}
+    if template := cpu_template():
+        (here / "cpu.json").write_text(json.dumps(template))
+        cpu["AENV_VMM_CPU_TEMPLATE"] = str(here / "cpu.json")
     return os.environ | {
         "AENV_TEST_HOME": str(home),
         "AENV_TEST_RUN": str(RUN),
@@ -113,6 +119,7 @@ def node_environment(here: Path) -> dict[str, str]:
         "AENV_VMM_FIRECRACKER": str(here / "firecracker"),
         "AENV_VMM_JAILER": str(here / "jailer"),
         "PYTHONDONTWRITEBYTECODE": "",
+        **cpu,
     }
 
 
@@ -148,11 +155,6 @@ def run_tests(here: Path, python: Path, environment: dict[str, str], results: Pa
         print("    failed, to be tried again: " + ", ".join(failed), flush=True)
         wanted = failed
     raise AssertionError("the tests failed:\n" + "\n".join(words[-120:]))
-
-
-def is_emulated() -> bool:
-    """Whether this machine's CPU is one that QEMU emulates."""
-    return "QEMU TCG CPU" in Path("/proc/cpuinfo").read_text()
 
 
 def whole(here: Path) -> list[str]:

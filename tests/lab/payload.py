@@ -27,7 +27,7 @@ from e2e_node import busybox  # noqa: E402 - of the tests that it brings along
 from build_native import FLAGS, TARGET  # noqa: E402 - a script of ours beside the package
 
 SCRIPTS = (
-    *("inside.py", "firecracker_check.py", "qemu_check.py", "node_check.py"),
+    *("inside.py", "emulated.py", "firecracker_check.py", "qemu_check.py", "node_check.py"),
     *("figures.py", "figure.py", "figures_create.py", "figures_disk.py", "vmms.py", "peers.py"),
 )
 PYTHON = (3, 11)
