@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -231,11 +230,12 @@ def keep(folder: Path) -> None:
 
 def node_settings() -> dict[str, str]:
     """Of the lab's node: it goes on beside one that is up, and takes over what that one's cache has."""
+    from e2e_node import free_port
+
     from agentenv.config.load import load
     from agentenv.wiring import paths_of
 
-    config = load()
-    paths = paths_of(config)
+    paths = paths_of(load())
     home, run = (path.with_name(f"{path.name}-lab") for path in (paths.home, paths.run))
     qemu = ensure_emulator(paths.cache)
     assets = home / "cache/assets"
@@ -243,12 +243,10 @@ def node_settings() -> dict[str, str]:
     for asset in (paths.cache / "assets").iterdir():
         if not asset.name.startswith(".") and not (assets / asset.name).exists():
             shutil.copytree(asset, assets / asset.name, copy_function=os.link, symlinks=True)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     return {
         "AENV_NODE_HOME": str(home),
         "AENV_NODE_RUN": str(run),
-        "AENV_API_PORT": str(port),
+        "AENV_API_PORT": str(free_port()),
         "AENV_NETWORK_POOL_CIDR": POOL_CIDR,
         "AENV_VMM_QEMU": str(qemu),
         "AENV_VMM_CODE_CACHE_MB": os.environ.get("AENV_VMM_CODE_CACHE_MB", CODE_CACHE_MB),

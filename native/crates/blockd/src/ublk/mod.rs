@@ -203,18 +203,21 @@ impl Devices {
         }) else {
             return Ok(());
         };
-        let device = std::fs::File::open(path)?;
-        let (done, result) = mpsc::channel();
-        let mut is_given_up = mailbox.waits_for_room();
-        if !is_given_up {
+        if !mailbox.waits_for_room() {
+            let device = std::fs::File::open(path)?;
+            let (done, result) = mpsc::channel();
             // The call cannot be broken off; it ends when there is room, or with the device.
             // Nobody listens any more by then.
             std::thread::spawn(move || done.send(sys::write_back(&device)));
-        }
-        while !is_given_up {
-            match result.recv_timeout(LOOK_INTERVAL) {
-                Ok(result) => return result,
-                Err(_) => is_given_up = mailbox.waits_for_room(),
+            loop {
+                match result.recv_timeout(LOOK_INTERVAL) {
+                    Ok(result) => return result,
+                    Err(_) if mailbox.waits_for_room() => break,
+                    Err(mpsc::RecvTimeoutError::Timeout) => {}
+                    Err(mpsc::RecvTimeoutError::Disconnected) => {
+                        return Err(io::Error::other("the thread that writes back has ended"));
+                    }
+                }
             }
         }
         Err(io::Error::from_raw_os_error(nix::libc::ENOSPC))

@@ -6,12 +6,12 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{json, Value};
 
 use crate::devices::{self, direct, start};
-use crate::rig::{content, Daemon, SmallFs};
+use crate::rig::{content, wait_until, Daemon, SmallFs};
 use crate::MIB;
 
 const WAIT: Duration = Duration::from_secs(60);
@@ -47,14 +47,6 @@ fn waits(daemon: &Daemon) -> bool {
     stack["waits_for_room"].as_bool().unwrap()
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + WAIT;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 fn seal(daemon: &Daemon) -> Value {
     json!({ "upper": daemon.upper("fresh"), "sync": true })
 }
@@ -63,11 +55,11 @@ fn nothing_is_lost(kill: bool) {
     let Some(mut daemon) = start() else { return };
     let (small, path) = open(&daemon);
     let writer = write(&path);
-    until("no write waits", || waits(&daemon));
+    wait_until(WAIT, "no write waits", || waits(&daemon));
     if kill {
         daemon.kill();
         daemon.spawn();
-        until("no write waits after a kill", || waits(&daemon));
+        wait_until(WAIT, "no write waits after a kill", || waits(&daemon));
     }
     let code = daemon.fails(507, "POST", "/v1/stacks/disk/seal", &seal(&daemon));
     assert_eq!(code, "storage_full");
@@ -75,7 +67,7 @@ fn nothing_is_lost(kill: bool) {
     write(&other).join().unwrap().unwrap();
     assert!(waits(&daemon) && !writer.is_finished());
     small.resize(64 * MIB);
-    until("writes still wait", || writer.is_finished());
+    wait_until(WAIT, "writes still wait", || writer.is_finished());
     writer.join().unwrap().unwrap();
     assert!(!waits(&daemon));
     daemon.ok("POST", "/v1/stacks/disk/seal", &seal(&daemon));
@@ -110,9 +102,9 @@ fn a_device_may_be_removed_while_it_waits_for_room() {
     let Some(daemon) = start() else { return };
     let (_small, path) = open(&daemon);
     let writer = write(&path);
-    until("no write waits", || waits(&daemon));
+    wait_until(WAIT, "no write waits", || waits(&daemon));
     daemon.ok("DELETE", "/v1/stacks/disk?force=true", &Value::Null);
-    until("the writer hangs", || writer.is_finished());
+    wait_until(WAIT, "the writer hangs", || writer.is_finished());
     assert!(
         writer.join().unwrap().is_err(),
         "nobody said that writes were lost"

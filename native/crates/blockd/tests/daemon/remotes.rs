@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 use serde_json::{json, Value};
 
 use crate::registry::Registry;
-use crate::rig::{blockd, content, Daemon};
+use crate::rig::{blockd, content, wait_until, Daemon};
 use crate::MIB;
+
+/// For what is done in the background.
+const WAIT: Duration = Duration::from_secs(10);
 
 const SIZE: u64 = 16 * MIB;
 
@@ -206,7 +209,7 @@ fn what_a_first_stack_read_is_fetched_ahead_for_later_ones() {
         read(&disk, offset, 5000);
     }
     let trace = daemon.path("remote.trace");
-    wait_until("the trace is kept", || trace.exists());
+    wait_until(WAIT, "the trace is kept", || trace.exists());
     read(&disk, 5_000_000, 5000);
     drop(disk);
     daemon.kill();
@@ -215,7 +218,9 @@ fn what_a_first_stack_read_is_fetched_ahead_for_later_ones() {
     daemon.spawn();
     daemon.ok("POST", "/v1/remotes", &registry.layer(&stub, Some("p")));
     let disk = daemon.disk("b", &[stub], None);
-    wait_until("it is fetched", || daemon.log().contains("fetched ahead"));
+    wait_until(WAIT, "it is fetched", || {
+        daemon.log().contains("fetched ahead")
+    });
     let served = registry.served();
     for offset in [9_000_000, 2_000_000, 14_000_000] {
         assert_eq!(read(&disk, offset, 5000), bytes[offset as usize..][..5000]);
@@ -269,12 +274,4 @@ fn a_config_names_layers_in_a_registry() {
     let result = std::fs::read_to_string(daemon.path("result")).unwrap();
     assert_eq!(result, "success");
     assert!(daemon.path("layer/overlaybd.commit").exists());
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }

@@ -28,6 +28,15 @@ fn program() -> PathBuf {
     )
 }
 
+/// Waits until something is so; fails, saying `what`, when it is not within the limit.
+pub fn wait_until(limit: Duration, what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Runs a `blockd` subcommand to its end.
 pub fn blockd(arguments: &[&str]) -> Output {
     Command::new(program()).args(arguments).output().unwrap()
